@@ -1,0 +1,1 @@
+"""Shipped matrices, one folder each, one cell per TOML file (data only)."""

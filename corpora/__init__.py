@@ -1,0 +1,1 @@
+"""The shipped corpora: data only; `harness.corpus` reads them."""

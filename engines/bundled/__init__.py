@@ -1,0 +1,1 @@
+"""The bundled batch-invariant inference engine. It imports nothing of the harness and could live alone."""

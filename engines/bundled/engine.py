@@ -1,0 +1,180 @@
+"""The engine: requests go in, each step moves them on, reported positions come out.
+
+It does not know the harness, corpora or files. Rules: a step is schedule, run, postprocess; what a request
+gets depends on its own tokens alone; what was run is written down as it was run; a row of logits that holds
+NaN or infinity stops the engine with the request and position named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Numbers
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.bundled.batch import Arithmetic, StepBatch
+from engines.bundled.config import EngineConfig, Float32, Int32, ModelConfig
+from engines.bundled.errors import ComputeError
+from engines.bundled.kernels.interface import SamplerKernels
+from engines.bundled.pages import Pages
+from engines.bundled.request import Request, check_request
+from engines.bundled.sampler import pick
+from engines.bundled.scheduler import Scheduler, Slice
+from engines.bundled.sequence import Decode, Position, Sequence
+
+UNUSED_PAGE = -1  # fills page tables past a sequence's end; never read
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One row of the step log: tokens [start, start + count) of a sequence ran in a step."""
+
+    step: int
+    sequence: Sequence
+    start: int
+    count: int
+
+
+class Engine:
+    """Continuous batching over one model. Single-threaded: the caller drives it step by step."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: EngineConfig,
+        arithmetic: Arithmetic,
+        kernels: SamplerKernels,
+        decode: Decode,
+        page_order: Numbers[int] | None = None,
+    ) -> None:
+        """`page_order` is the order in which fresh pages are handed out; ascending by default."""
+        self.model = model
+        self.config = config
+        self.step_index = 0
+        self.log: list[Ran] = []
+        self.most_running = 0
+        self.scheduler = Scheduler(config, Pages(config.num_pages, config.page_size, page_order))
+        self._arithmetic = arithmetic
+        self._kernels = kernels
+        self._decode = decode
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or runs."""
+        return self.scheduler.has_work
+
+    def submit(self, request: Request) -> Sequence:
+        """Puts a request in line. Raises RequestError, naming it, if it cannot be run as written."""
+        check_request(request, self.model, self.config)
+        eos = () if request.sampling.ignore_eos else self.model.eos_token_ids
+        sequence = Sequence(request, frozenset((*request.sampling.stop_token_ids, *eos)), self._decode)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[Sequence]:
+        """Runs one step; returns the sequences that finished in it. Raises ComputeError for logits that are
+        no numbers.
+        """
+        slices = self.scheduler.schedule()
+        logits = self._arithmetic.forward(build_batch(slices))
+        self._write_down(slices)
+        finished = self._postprocess(slices, logits)
+        self.step_index += 1
+        return finished
+
+    def idle_until(self, step: int) -> None:
+        """Moves the step counter on without running anything: nothing was there to run."""
+        self.step_index = max(self.step_index, step)
+
+    def reset(self) -> None:
+        """Forgets requests, log and counters, as after a start; every page comes back."""
+        self.scheduler.abandon()
+        self.scheduler.preemptions = 0
+        self.step_index = 0
+        self.most_running = 0
+        self.log.clear()
+
+    def check_pages(self) -> None:
+        """Raises ComputeError if pages are still held though nothing runs."""
+        pages = self.scheduler.pages
+        if not self.has_work and pages.free != pages.count:
+            msg = (
+                f"{pages.count - pages.free} of {pages.count} KV pages are still held though no request runs"
+            )
+            raise ComputeError(msg)
+
+    def _write_down(self, slices: list[Slice]) -> None:
+        self.log += [Ran(self.step_index, piece.sequence, piece.start, piece.count) for piece in slices]
+        self.most_running = max(self.most_running, len(slices))
+
+    def _postprocess(self, slices: list[Slice], logits: Float32) -> list[Sequence]:
+        """Takes the logits (W, vocab) of the slices that reached their sequence's newest token."""
+        complete = [piece.sequence for piece in slices if piece.completes]
+        for piece in slices:
+            piece.sequence.computed += piece.count
+        self._check_numbers(logits, complete)
+        if not complete:
+            return []
+        logprobs = self._arithmetic.log_softmax(logits)
+        for sequence, row, row_logprobs in zip(complete, logits, logprobs, strict=True):
+            sequence.append(self._report(sequence, row, row_logprobs))
+        finished = [sequence for sequence in complete if sequence.finish_reason is not None]
+        for sequence in finished:
+            self.scheduler.finish(sequence)
+        return finished
+
+    def _check_numbers(self, logits: Float32, sequences: list[Sequence]) -> None:
+        """Raises ComputeError naming the first sequence and position whose logits (W, vocab) are not all
+        finite.
+        """
+        if logits.shape != (expected := (len(sequences), self.model.vocab_size)):
+            msg = f"the arithmetic returned logits of shape {logits.shape}, expected {expected}"
+            raise ComputeError(msg)
+        bad = self._kernels.check_finite(logits) if sequences else -1
+        if bad >= 0:
+            token = int(np.argmin(np.isfinite(logits[bad])))
+            msg = (
+                f"request {sequences[bad].request.id!r}, generated position {sequences[bad].generated}: "
+                f"logit of token {token} is {logits[bad, token]}; expected a finite number"
+            )
+            raise ComputeError(msg)
+
+    def _report(self, sequence: Sequence, logits: Float32, logprobs: Float32) -> Position:
+        """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on
+        logits.
+        """
+        own = pick(logits, sequence, self._kernels)
+        token = own if sequence.forced_token is None else sequence.forced_token
+        k = sequence.request.sampling.logprobs
+        top = self._kernels.top_k(logits[np.newaxis], k)[0]
+        digest = (
+            hashlib.blake2b(logits.tobytes(), digest_size=16).digest()
+            if sequence.request.logits_digest
+            else None
+        )
+        return Position(token, own, float(logprobs[token]), top, logprobs[top], digest)
+
+
+def build_batch(slices: list[Slice]) -> StepBatch:
+    """Flat tokens of the slices, one page-table row per slice."""
+    counts = [piece.count for piece in slices]
+    ends = np.cumsum(counts)
+    return StepBatch(
+        token=_int32([token for s in slices for token in s.sequence.tokens[s.start : s.start + s.count]]),
+        sequence=np.repeat(np.arange(len(slices), dtype=np.int32), counts),
+        position=_int32([position for s in slices for position in range(s.start, s.start + s.count)]),
+        page_table=_page_table([piece.sequence.pages for piece in slices]),
+        wanted=_int32([end - 1 for end, piece in zip(ends, slices, strict=True) if piece.completes]),
+    )
+
+
+def _page_table(pages: list[list[int]]) -> Int32:
+    table = np.full((len(pages), max(map(len, pages))), UNUSED_PAGE, np.int32)
+    for row, held in zip(table, pages, strict=True):
+        row[: len(held)] = held
+    return table
+
+
+def _int32(values: list[int]) -> Int32:
+    return np.array(values, np.int32)

@@ -1,0 +1,30 @@
+"""Every error the bundled engine raises on purpose, one tree. It knows nothing of verdicts or exit codes.
+
+BundledError
+├── ModelError        a model that is missing, unreadable or not of a supported kind
+├── RequestError      a request that cannot be run as written; the message names it
+├── NotSupported      something this engine does not do, with the reason
+└── ComputeError      a step that went wrong: logits that are no numbers, pages that were lost
+
+A message says where, what was expected and found, and what to do.
+"""
+
+
+class BundledError(Exception):
+    """Base of every error the bundled engine raises on purpose."""
+
+
+class ModelError(BundledError):
+    """A model that is missing, unreadable or not of a supported kind."""
+
+
+class RequestError(BundledError):
+    """A request that cannot be run as written."""
+
+
+class NotSupported(BundledError):  # noqa: N818 - an answer, not a fault
+    """Something this engine does not do, with the reason."""
+
+
+class ComputeError(BundledError):
+    """A step that went wrong."""

@@ -1,0 +1,67 @@
+"""Model names and paths to sources: what `samebits models` lists and `--model` accepts. It reads no
+weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import NamedTuple
+
+from engines.bundled.errors import ModelError
+from engines.bundled.models import smollm2, tiny
+from engines.bundled.models.source import Source
+
+FOLDER = "FOLDER"
+FOLDER_DESCRIPTION = "a Hugging Face folder: config.json (LlamaForCausalLM), *.safetensors, tokenizer.json"
+GGUF = "FILE.gguf"
+GGUF_DESCRIPTION = "a GGUF file of a Llama-family model with a byte-level BPE tokenizer"
+
+
+class Listing(NamedTuple):
+    """One line of the list of models."""
+
+    name: str
+    description: str
+    available: bool
+    how_to_get: str
+
+
+def list_models() -> tuple[Listing, ...]:
+    """Every kind of model, the default first."""
+    here = smollm2.gguf_path().is_file()
+    return (
+        Listing(smollm2.NAME, smollm2.DESCRIPTION, here, smollm2.FETCH),
+        Listing(tiny.NAME, tiny.DESCRIPTION, True, "always here"),
+        Listing(FOLDER, FOLDER_DESCRIPTION, True,
+                "give its path"),
+        Listing(GGUF, GGUF_DESCRIPTION, True, "give its path"),
+    )  # fmt: skip
+
+
+def open_source(model: str) -> Source:
+    """The source of a model by name or path. Raises ModelError for what is unknown or missing."""
+    if model == tiny.NAME:
+        return tiny.TinySource()
+    if model == smollm2.NAME:
+        return smollm2.open_smollm2()
+    return _open_path(model)
+
+
+def _open_path(model: str) -> Source:
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        from engines.bundled.models.convert import open_gguf
+
+        return open_gguf(path, path.stem)
+    if path.is_dir():
+        from engines.bundled.models.folder import FolderSource
+
+        return FolderSource(path, path.resolve().name)
+    names = (tiny.NAME, smollm2.NAME)
+    near = difflib.get_close_matches(model, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known = ", ".join(map(repr, names))
+    raise ModelError(
+        f"model {model!r}: expected {known}, a {FOLDER} or a {GGUF}; there is none of that name{hint}"
+    )

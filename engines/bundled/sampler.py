@@ -1,0 +1,93 @@
+"""From a row of logits to a token: penalties, bias, masks, then argmax or a seeded draw.
+
+It does not know batches or schedules: a row and its sequence decide the pick, nothing else. The order is that
+of docs/numerics.md, section Sampling; each operation is one float32 rounding. The last part (temperature,
+top-k, top-p, min-p, the draw) is the kernels'. Reported logprobs never see any of this.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engines.bundled.config import Float32
+from engines.bundled.errors import ComputeError
+from engines.bundled.kernels.interface import SamplerKernels
+from engines.bundled.philox import TARGET_STREAM, uniform
+from engines.bundled.request import Sampling
+from engines.bundled.sequence import Sequence
+
+MASKED = np.float32(-np.inf)
+
+
+def pick(logits: Float32, sequence: Sequence, kernels: SamplerKernels) -> int:
+    """The token the sampler takes for the sequence's next position, from raw logits (vocab,), all finite.
+
+    Raises ComputeError, naming request and position, if shaping left no finite candidate.
+    """
+    sampling = sequence.request.sampling
+    row = shape(logits, sequence)
+    if sampling.temperature == 0:
+        return int(kernels.argmax(row[np.newaxis])[0])
+    u = uniform(_seed_of(sampling), len(sequence.tokens), sequence.request.sample, TARGET_STREAM)
+    return kernels.draw(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, u)
+
+
+def shape(logits: Float32, sequence: Sequence) -> Float32:
+    """Logits (vocab,) after penalties, bias and masks; the argument itself when none applies."""
+    sampling = sequence.request.sampling
+    if not _shapes(sampling, sequence):
+        return logits
+    row = logits.copy()
+    with np.errstate(all="ignore"):  # what overflows is an error below, not a warning
+        _penalise(row, sampling, sequence)
+        _bias(row, sampling)
+    if sequence.must_go_on:
+        row[sorted(sequence.stop_ids)] = MASKED
+    _check_candidates(row, sequence)
+    return row
+
+
+def _shapes(sampling: Sampling, sequence: Sequence) -> bool:
+    return (
+        sampling.repetition_penalty != 1
+        or sampling.frequency_penalty != 0
+        or sampling.presence_penalty != 0
+        or bool(sampling.logit_bias)
+        or sequence.must_go_on
+    )
+
+
+def _penalise(row: Float32, sampling: Sampling, sequence: Sequence) -> None:
+    """Repetition over prompt and output, then frequency, then presence over the output alone."""
+    output = sorted(sequence.output_counts)
+    if sampling.repetition_penalty != 1:
+        seen = sorted({*sequence.prompt_ids, *output})
+        factor = np.float32(sampling.repetition_penalty)
+        row[seen] = np.where(row[seen] > 0, row[seen] / factor, row[seen] * factor)
+    if sampling.frequency_penalty != 0:
+        counts = np.array([sequence.output_counts[token] for token in output], np.float32)
+        row[output] -= counts * np.float32(sampling.frequency_penalty)
+    if sampling.presence_penalty != 0:
+        row[output] -= np.float32(sampling.presence_penalty)
+
+
+def _bias(row: Float32, sampling: Sampling) -> None:
+    for token, bias in sampling.logit_bias:
+        row[token] += np.float32(bias)
+
+
+def _check_candidates(row: Float32, sequence: Sequence) -> None:
+    best = row.max()  # NaN if any is
+    if not np.isfinite(best):
+        msg = (
+            f"request {sequence.request.id!r}, generated position {sequence.generated}: the largest logit "
+            f"after penalties, bias and masks is {best}; expected a finite number, check these parameters"
+        )
+        raise ComputeError(msg)
+
+
+def _seed_of(sampling: Sampling) -> int:
+    if sampling.seed is None:  # refused at submission; a draw without a seed must not fall back to anything
+        msg = f"temperature {sampling.temperature} without a seed"
+        raise ValueError(msg)
+    return sampling.seed

@@ -1,0 +1,160 @@
+"""The bundled engine as the harness sees it before it runs: settings, modes, axes, models.
+
+It does not start or import the engine. Rules: defaults are explicit and those of this machine; every axis
+names all fingerprint fields that move with it; errors leave as the harness's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Rule, Scalar, Setting, Tokenizer
+from harness.errors import EngineError, ModelError, Unsupported
+
+MOST_THREADS = 8  # more share one small model's step at a loss
+ARITHMETICS = ("portable", "free", "native")
+
+_MODES = {
+    "deterministic": "portable",
+    "ordinary": "free",
+    **{name: name for name in ARITHMETICS},
+}
+
+_KERNEL_FIELDS = (
+    "resolved.isa",
+    "resolved.compiler",
+    "resolved.backend",
+    "resolved.backend_reason",
+    "resolved.kernels_digest",
+    "kernels.*",
+)
+_AXES: dict[str, tuple[str, ...]] = {
+    "batch": (),
+    "companions": (),
+    "order": (),
+    "arrivals": (),
+    "seed": (),
+    "max_num_seqs": ("config.max_num_seqs", "resolved.max_num_seqs", "resolved.num_pages"),
+    "max_num_batched_tokens": ("config.max_num_batched_tokens", "resolved.max_num_batched_tokens"),
+    "page_size": ("config.page_size", "resolved.page_size", "resolved.num_pages"),
+    "num_pages": ("config.num_pages", "resolved.num_pages"),
+    "restart": ("config.tuning", "resolved.tuning"),
+    "threads": ("config.threads", "resolved.threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS"),
+    "isa": ("config.isa", *_KERNEL_FIELDS),
+    "compiler": ("config.compiler", *_KERNEL_FIELDS),
+    "arithmetic": ("config.arithmetic", "resolved.arithmetic", "arithmetic.*"),
+}
+
+
+class BundledAdapter:
+    """The adapter named "bundled"."""
+
+    name = "bundled"
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Every option `--set` accepts."""
+        return (
+            Setting(name="arithmetic", default="portable", choices=ARITHMETICS,
+                    meaning="how sums are formed: by the written definition, in free order, or by torch"),
+            Setting(name="compiler", default="auto", choices=("auto", "g++", "clang++", "none"),
+                    meaning="what builds the kernels; none: the checked fallback without own kernels"),
+            Setting(name="isa", default="auto", choices=("auto", "x86-64-v3", "x86-64-v4", "generic"),
+                    meaning="the instruction set the kernels are built for"),
+            Setting(name="max_num_batched_tokens", default=4096, minimum=1,
+                    meaning="tokens in one step; a longer prompt is prefilled in chunks"),
+            Setting(name="max_num_seqs", default=16, minimum=1, meaning="sequences in one step"),
+            Setting(name="num_pages", default=0, minimum=0,
+                    meaning="KV pages in the pool; 0: as many as max_num_seqs contexts need, within 1.5 GiB"),
+            Setting(name="page_size", default=16, minimum=1, meaning="tokens per KV page"),
+            Setting(name="threads", default=_default_threads(), minimum=1,
+                    meaning="threads that share one step"),
+            Setting(name="tuning", default=0, minimum=0,
+                    meaning="an autotuner's choice: moves the order of sums in arithmetic free alone"),
+        )  # fmt: skip
+
+    def modes(self) -> Mapping[str, Mapping[str, Scalar]]:
+        """The arithmetics by name; deterministic is portable, ordinary is free."""
+        return {mode: {"arithmetic": arithmetic} for mode, arithmetic in sorted(_MODES.items())}
+
+    def axes(self) -> Mapping[str, AxisSupport]:
+        """Every axis this engine can vary."""
+        return {name: AxisSupport(fields=fields) for name, fields in sorted(_AXES.items())}
+
+    def strongest_rule(self) -> Rule:
+        """Logits can be digested at every position."""
+        return "tensors"
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """The named models and the kinds of path."""
+        from engines.bundled.models.catalogue import list_models
+
+        return tuple(
+            ModelInfo(name=name, description=description, available=available, how_to_get=how)
+            for name, description, available, how in list_models()
+        )
+
+    def model_facts(self, model: str) -> ModelFacts:
+        """Vocabulary and context. Raises ModelError."""
+        from engines.bundled.models.catalogue import open_source
+
+        with harness_errors():
+            config = open_source(model).config()
+        return ModelFacts(
+            name=model, vocab_size=config.vocab_size, max_position_embeddings=config.max_position_embeddings
+        )
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """The model's tokenizer. Raises ModelError."""
+        from engines.bundled.models.catalogue import open_source
+        from engines.bundled_tokenizer import HarnessTokenizer
+
+        with harness_errors():
+            return HarnessTokenizer(open_source(model).tokenizer())
+
+    def environment(self, configuration: Mapping[str, Scalar]) -> Mapping[str, str]:
+        """Threads as configured, waiting passively: spinning ones collapse throughput on shared cores."""
+        threads = str(configuration.get("threads", _default_threads()))
+        return {
+            "MKL_NUM_THREADS": threads,
+            "OMP_DYNAMIC": "FALSE",
+            "OMP_NUM_THREADS": threads,
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "OPENBLAS_NUM_THREADS": "1",  # numpy multiplies nothing here
+            "PYTHONHASHSEED": "0",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+    def start(self, model: str, configuration: Mapping[str, Scalar]) -> Engine:
+        """Loads the model and its kernels. Raises EngineError, ModelError, Unsupported."""
+        from engines.bundled_lifetime import start_lifetime
+
+        defaults = {setting.name: setting.default for setting in self.settings()}
+        unknown = sorted(set(configuration) - set(defaults))
+        if unknown:
+            raise EngineError(
+                f"engine 'bundled' has no setting {unknown[0]!r}; it has {', '.join(sorted(defaults))}"
+            )
+        with harness_errors():
+            return start_lifetime(model, {**defaults, **configuration})
+
+
+@contextmanager
+def harness_errors() -> Iterator[None]:
+    """Turns the bundled engine's errors into the harness's, word for word."""
+    from engines.bundled import errors
+    from engines.bundled.kernels.interface import KernelError
+
+    try:
+        yield
+    except errors.ModelError as error:
+        raise ModelError(str(error)) from error
+    except (errors.NotSupported, KernelError) as error:
+        raise Unsupported(str(error)) from error
+    except errors.BundledError as error:
+        raise EngineError(str(error)) from error
+
+
+def _default_threads() -> int:
+    return min(len(os.sched_getaffinity(0)), MOST_THREADS)

@@ -1,0 +1,149 @@
+"""The bundled engine as the harness runs it: one lifetime, works one after another.
+
+It does not judge or store. Rules: requested, resolved and observed are read from different places; a work
+leaves nothing behind for the next; what the engine cannot do is refused before anything runs.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from engines.bundled.arithmetic import open_arithmetic
+from engines.bundled.batch import Arithmetic
+from engines.bundled.config import EngineConfig, ModelConfig
+from engines.bundled.engine import Engine
+from engines.bundled.kernels import library
+from engines.bundled.kernels.interface import Kernels
+from engines.bundled.models.catalogue import open_source
+from engines.bundled.models.source import Origin
+from engines.bundled.tokenizer import Tokenizer
+from engines.bundled_adapter import harness_errors
+from engines.bundled_work import run_work
+from harness.engine import Field, FieldClass, Progress, Scalar, Work
+from harness.traces import Traces
+
+POOL_BYTES = 3 << 29  # 1.5 GiB of keys and values unless num_pages says otherwise
+NOT_APPLICABLE = "not applicable"
+_FLOAT_BYTES = 4
+_THREADS_SEEN = "threads_seen"  # what an arithmetic saw at work: observed, not resolved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BundledLifetime:
+    """A started engine; implements `harness.engine.Engine`."""
+
+    engine: Engine
+    model_name: str
+    model_digest: str
+    origin: Origin
+    tokenizer: Tokenizer
+    arithmetic: Arithmetic
+    kernels: Kernels
+
+    def resolved(self) -> Mapping[str, Scalar]:
+        """The engine's options as they were settled, and what the arithmetic says of itself."""
+        config = self.engine.config
+        return {
+            **{name: value for name, value in self.arithmetic.describe().items() if name != _THREADS_SEEN},
+            "arithmetic": self.arithmetic.name,
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "page_size": config.page_size,
+            "num_pages": config.num_pages,
+            "threads": config.threads,
+            "tuning": config.tuning,
+        }
+
+    def observed(self) -> Mapping[str, Scalar]:
+        """What is so inside the process now; threads are the most that worked on one call so far."""
+        return {
+            "threads": self.arithmetic.describe().get(_THREADS_SEEN, self.kernels.threads_seen()),
+            "isa": self.kernels.isa,
+            "compiler": self.kernels.compiler,
+            "backend": self.kernels.backend,
+            "page_size": self.engine.scheduler.pages.size,
+            "num_pages": self.engine.scheduler.pages.count,
+            "torch_imported": "torch" in sys.modules,
+        }
+
+    def fingerprint(self) -> tuple[Field, ...]:
+        """Model, tokenizer, arithmetic and kernels: what only this engine knows."""
+        torch = sys.modules.get("torch")
+        return (
+            _field("model.name", self.model_name, "model source", "context"),
+            _field("model.digest", self.model_digest, "float32 weights and shape"),
+            _field("model.source", self.origin.kind, "model source"),
+            _field("model.quantisation", self.origin.quantisation, "tensor types of the model's file"),
+            _field("model.dtype", "float32", "weights as computed with"),
+            _field("tokenizer.digest", self.tokenizer.digest, "tokenizer and chat template"),
+            _field("chat_template.digest", self.tokenizer.template_digest, "chat template"),
+            _field("arithmetic.name", self.arithmetic.name, "arithmetic"),
+            _field("arithmetic.definition", self.arithmetic.definition, "docs/numerics.md"),
+            _field(
+                "arithmetic.torch", str(torch.__version__) if torch else NOT_APPLICABLE, "torch, if imported"
+            ),
+            _field("kernels.digest", self.kernels.digest, "source, compiler, flags and instruction set"),
+            _field("kernels.backend", self.kernels.backend, "kernels or fallback"),
+            _field("process.peak_memory_kib", _peak_memory_kib(), "getrusage", "context"),
+        )
+
+    def generate(self, work: Work, progress: Progress) -> Traces:
+        """Runs one work. Raises EngineError, Unsupported."""
+        with harness_errors():
+            return run_work(self.engine, work, progress)
+
+    def stop(self) -> None:
+        """Nothing is held outside this process."""
+
+
+def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLifetime:
+    """Opens the model, packs its weights and takes its pages. `settings` holds every setting."""
+    source = open_source(model_name)
+    model, tokenizer = source.model(), source.tokenizer()
+    config = resolve_config(model.config, settings)
+    kernels = library.load(config.isa, config.compiler)
+    arithmetic = open_arithmetic(model, config)
+    return BundledLifetime(
+        engine=Engine(model.config, config, arithmetic, kernels, tokenizer.decode),
+        model_name=model.name,
+        model_digest=model.digest,
+        origin=source.origin(),
+        tokenizer=tokenizer,
+        arithmetic=arithmetic,
+        kernels=kernels,
+    )
+
+
+def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> EngineConfig:
+    """The engine's options, with num_pages 0 settled for this model."""
+    page_size, seats = cast("int", settings["page_size"]), cast("int", settings["max_num_seqs"])
+    return EngineConfig(
+        arithmetic=cast("str", settings["arithmetic"]),
+        max_num_seqs=seats,
+        max_num_batched_tokens=cast("int", settings["max_num_batched_tokens"]),
+        page_size=page_size,
+        num_pages=cast("int", settings["num_pages"]) or default_pages(model, seats, page_size),
+        threads=cast("int", settings["threads"]),
+        isa=cast("str", settings["isa"]),
+        compiler=cast("str", settings["compiler"]),
+        tuning=cast("int", settings["tuning"]),
+    )
+
+
+def default_pages(model: ModelConfig, seats: int, page_size: int) -> int:
+    """Pages for `seats` full contexts, within POOL_BYTES, and never fewer than one full context needs."""
+    context = -(-model.max_position_embeddings // page_size)
+    token_bytes = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * _FLOAT_BYTES
+    return max(context, min(seats * context, POOL_BYTES // (token_bytes * page_size)))
+
+
+def _field(name: str, value: Scalar, source: str, field_class: FieldClass = "identity") -> Field:
+    return Field(name=name, value=value, field_class=field_class, source=source)
+
+
+def _peak_memory_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,105 @@
+"""Writes the harness's trace tables from finished sequences and the engine's step log. It runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import numpy as np
+
+from engines.bundled.engine import Engine
+from engines.bundled.sequence import Position, Sequence
+from harness.traces import NO_TOKEN, Float32, Int32, PositionTable, RequestTable, StepTable, Traces, UInt64
+
+
+class Row(NamedTuple):
+    """One finished sequence with its times in seconds."""
+
+    sequence: Sequence
+    companion: bool
+    arrival_s: float
+    first_token_s: float
+    finish_s: float
+
+
+def write_traces(engine: Engine, rows: Rows[Row]) -> Traces:
+    """The tables of one work; `rows` in the order in which requests are to appear."""
+    sequences = [row.sequence for row in rows]
+    return Traces(
+        requests=_request_table(rows),
+        positions=_position_table([position for sequence in sequences for position in sequence.positions]),
+        steps=_step_table(engine, sequences),
+        counters=_counters(engine),
+    )
+
+
+def _request_table(rows: Rows[Row]) -> RequestTable:
+    sequences = [row.sequence for row in rows]
+    return RequestTable(
+        id=tuple(sequence.request.id for sequence in sequences),
+        sample=_int32([sequence.request.sample for sequence in sequences]),
+        companion=np.array([row.companion for row in rows], np.bool_),
+        prompt_tokens=_int32([len(sequence.request.prompt) for sequence in sequences]),
+        length=np.array([sequence.generated for sequence in sequences], np.int64),
+        finish_reason=tuple(sequence.finish_reason or "abort" for sequence in sequences),
+        cached_tokens=np.zeros(len(rows), np.int32),
+        preemptions=_int32([sequence.preemptions for sequence in sequences]),
+        arrival_s=np.array([row.arrival_s for row in rows], np.float64),
+        first_token_s=np.array([row.first_token_s for row in rows], np.float64),
+        finish_s=np.array([row.finish_s for row in rows], np.float64),
+    )
+
+
+def _position_table(positions: list[Position]) -> PositionTable:
+    ids, logprobs = _top_k(positions)
+    return PositionTable(
+        token=_int32([position.token for position in positions]),
+        pick=_int32([position.pick for position in positions]),
+        logprob=np.array([position.logprob for position in positions], np.float32),
+        topk_ids=ids,
+        topk_logprobs=logprobs,
+        logits_digest=_digests(positions),
+    )
+
+
+def _top_k(positions: list[Position]) -> tuple[Int32, Float32]:
+    """(N, K) ids and logprobs, K the widest row, padded with NO_TOKEN and NaN."""
+    width = max((len(position.topk_ids) for position in positions), default=0)
+    ids = np.full((len(positions), width), NO_TOKEN, np.int32)
+    logprobs = np.full((len(positions), width), np.nan, np.float32)
+    for row, position in enumerate(positions):
+        ids[row, : len(position.topk_ids)] = position.topk_ids
+        logprobs[row, : len(position.topk_ids)] = position.topk_logprobs
+    return ids, logprobs
+
+
+def _digests(positions: list[Position]) -> UInt64 | None:
+    """(N, 2), or None if not every position was digested."""
+    digests = [position.digest for position in positions if position.digest is not None]
+    if len(digests) != len(positions):
+        return None
+    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).astype(np.uint64)
+
+
+def _step_table(engine: Engine, sequences: list[Sequence]) -> StepTable:
+    row_of = {id(sequence): row for row, sequence in enumerate(sequences)}
+    return StepTable(
+        step=_int32([ran.step for ran in engine.log]),
+        request=_int32([row_of[id(ran.sequence)] for ran in engine.log]),
+        start=_int32([ran.start for ran in engine.log]),
+        count=_int32([ran.count for ran in engine.log]),
+    )
+
+
+def _counters(engine: Engine) -> tuple[tuple[str, int], ...]:
+    counters = {
+        "max_running": engine.most_running,
+        "preemptions": engine.scheduler.preemptions,
+        "steps": len({ran.step for ran in engine.log}),
+        "tokens_computed": sum(ran.count for ran in engine.log),
+    }
+    return tuple(sorted(counters.items()))
+
+
+def _int32(values: list[int]) -> Int32:
+    return np.array(values, np.int32)

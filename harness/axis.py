@@ -1,0 +1,60 @@
+"""The closed list of axes: what may be varied, where a difference belongs, and what proves that it varied.
+
+It does not know any engine. Rules: an axis is either a schedule, a setting of the engine, or the process itself; each
+names its home layer, its floor and its witness; the fingerprint fields an engine moves with it come from the adapter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Layer = Literal["sampling", "forward", "parallelism", "environment"]
+AxisKind = Literal["schedule", "setting", "process"]
+FloorPlace = Literal["same lifetime", "fresh lifetimes"]
+WitnessKind = Literal["beside", "composition", "chunks", "cached", "preempted", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One controlled variable.
+
+    `evidence` names the observed field that must differ between the arms when the witness is "all" (the axis acts on
+    the whole process); the word "process nonce" stands for two different processes.
+    """
+
+    name: str
+    kind: AxisKind
+    home: Layer
+    witness: WitnessKind
+    meaning: str
+    floor: FloorPlace = "same lifetime"
+    evidence: str | None = None
+
+
+_LIST = (
+    Axis(name="batch", kind="schedule", home="forward", witness="beside",
+         meaning="one request at a time, or all of them together, arrivals staggered by steps"),
+    Axis(name="companions", kind="schedule", home="forward", witness="composition",
+         meaning="which other requests run beside the judged ones: none, or CORPUS:COUNT"),
+    Axis(name="order", kind="schedule", home="forward", witness="composition",
+         meaning="the order in which requests arrive"),
+    Axis(name="arrivals", kind="schedule", home="forward", witness="beside",
+         meaning="requests arrive alone, or while others are decoding"),
+    Axis(name="max_num_seqs", kind="setting", home="forward", witness="beside",
+         meaning="how many sequences may run in one step"),
+    Axis(name="max_num_batched_tokens", kind="setting", home="forward", witness="chunks",
+         meaning="tokens in one step; longer prompts are prefilled in chunks"),
+    Axis(name="page_size", kind="setting", home="forward", witness="all", evidence="page_size",
+         meaning="tokens per KV-cache page"),
+    Axis(name="threads", kind="setting", home="parallelism", witness="all", evidence="threads",
+         meaning="threads that share one step"),
+    Axis(name="restart", kind="process", home="environment", witness="all", evidence="process nonce",
+         meaning="the same engine process, or a new one"),
+    Axis(name="isa", kind="setting", home="environment", witness="all", evidence="isa",
+         meaning="the instruction set the kernels are built for"),
+    Axis(name="compiler", kind="setting", home="environment", witness="all", evidence="compiler",
+         meaning="the compiler that builds the kernels"),
+)  # fmt: skip
+
+AXES: dict[str, Axis] = {axis.name: axis for axis in _LIST}

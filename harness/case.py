@@ -1,0 +1,55 @@
+"""Lifetimes and cases: the units that are run. A case is identified by its content.
+
+It does not know cells or how a case is run. Rules: equal content means equal id, so cells share cases; a repetition
+or another lifetime is another case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.canonical import digest
+from harness.engine import Replay
+from harness.schedule import Schedule
+from harness.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """One engine process: a configuration, and an ordinal that tells restarts of it apart."""
+
+    engine: str
+    model: str
+    settings: Settings
+    ordinal: int
+
+    @property
+    def id(self) -> str:
+        """Sixteen hexadecimal digits of the content's SHA-256."""
+        return digest(self)[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Engine configuration, schedule, requests, lifetime and repetition.
+
+    `golden` is the id of the case whose tokens the requests are forced along (golden replay), else None.
+    `seed_offset` is added to every request's seed, modulo 2**64. `companions` are (corpus, count) to run beside.
+    """
+
+    lifetime: Lifetime
+    corpus: str
+    corpus_digest: str
+    requests: tuple[str, ...]
+    companions: tuple[str, str, int] | None  # corpus, its digest, count
+    schedule: Schedule
+    replay: Replay
+    golden: str | None
+    repetition: int
+    seed_offset: int
+    logits_digests: bool
+
+    @property
+    def id(self) -> str:
+        """Sixteen hexadecimal digits of the content's SHA-256."""
+        return digest(self)[:16]

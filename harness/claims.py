@@ -1,0 +1,142 @@
+"""Checks what an engine says of itself against what it shows: counters, step table, lengths and values.
+
+It does not know cells or verdicts. Rules: every contradiction is a sentence that names the request or the counter; an
+unknown counter is not judged; an engine that shows no steps cannot be contradicted by them; an empty result means that
+nothing contradicts, not that everything was true.
+
+What must hold: a request's rows begin where its cached prefix ends, leave no gap, and reach its last reported output;
+a token is computed twice only after a preemption; a request has one row per step; counters equal what the table
+counts; reported logprobs are finite (a NaN or an infinity means that the logits were none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.judged import check_tables
+from harness.traces import NO_TOKEN, Bool, Float32, Int64, RequestTable, StepTable, Traces
+
+MOST_TOLD = 5  # contradictions spelled out per kind
+
+
+def check_claims(traces: Traces) -> tuple[str, ...]:
+    """Contradictions in a capture, companions included. Raises ComparisonError for malformed tables."""
+    check_tables(traces, "capture")
+    found = [*_unfinished(traces.requests), *_not_finite(traces)]
+    if traces.steps is None:
+        return tuple(found)
+    malformed = _malformed(traces.steps, len(traces.requests.id))
+    if malformed:
+        return (*found, *malformed)
+    return (*found, *_coverage(traces.requests, traces.steps), *_counted(traces, traces.steps))
+
+
+def _unfinished(table: RequestTable) -> list[str]:
+    named = [name for name, reason in zip(table.id, table.finish_reason, strict=True) if reason == "abort"]
+    return _tell(named, "was aborted, so what it reports is not its result")
+
+
+def _not_finite(traces: Traces) -> list[str]:
+    positions = traces.positions
+    bad = np.zeros(len(positions.token), dtype=np.bool_)
+    if positions.logprob is not None:
+        bad |= ~_finite(positions.logprob)
+    if positions.topk_ids is not None and positions.topk_logprobs is not None:
+        bad |= _bad_candidates(positions.topk_ids != NO_TOKEN, positions.topk_logprobs)
+    rows = np.flatnonzero(bad)
+    ends = np.cumsum(traces.requests.length)
+    requests = np.searchsorted(ends, rows, side="right")
+    places = rows - (ends - traces.requests.length)[requests]
+    named = [f"{traces.requests.id[j]!r} position {p}" for j, p in zip(requests, places, strict=True)]
+    return [f"request {name}: a reported logprob is not a finite number" for name in named[:MOST_TOLD]]
+
+
+def _bad_candidates(listed: Bool, values: Float32) -> Bool:
+    bad: Bool = (listed & ~_finite(values)).any(axis=1)
+    return bad
+
+
+def _finite(values: Float32) -> Bool:
+    finite: Bool = np.isfinite(values)
+    return finite
+
+
+def _malformed(steps: StepTable, requests: int) -> list[str]:
+    sizes = {len(steps.step), len(steps.request), len(steps.start), len(steps.count)}
+    if len(sizes) != 1:
+        return [f"the step table's columns have different lengths: {sorted(sizes)}"]
+    if not len(steps.step):
+        return ["the step table is empty, but outputs are reported"] if requests else []
+    found = []
+    if bool((np.diff(steps.step) < 0).any()):
+        found.append("the step table's steps go back in time")
+    if int(steps.request.min()) < 0 or int(steps.request.max()) >= requests:
+        found.append(f"the step table names requests outside the {requests} of the request table")
+    if int(steps.start.min()) < 0 or int(steps.count.min()) < 1:
+        found.append("the step table has rows that compute no token, or begin before the first")
+    pairs = steps.step.astype(np.int64) * max(1, requests) + steps.request
+    if len(np.unique(pairs)) != len(pairs):
+        found.append("the step table runs a request twice in one step")
+    return found
+
+
+def _coverage(table: RequestTable, steps: StepTable) -> list[str]:
+    order = np.argsort(steps.request, kind="stable")
+    request, start = steps.request[order].astype(np.int64), steps.start[order].astype(np.int64)
+    end = start + steps.count[order]
+    first = np.concatenate(([True], request[1:] != request[:-1]))
+    before = np.where(first, table.cached_tokens[request], np.concatenate(([0], end[:-1])))
+    rewinds = _per_request(~first & (start < before), request, len(table.id))
+    most = np.zeros(len(table.id), dtype=np.int64)
+    np.maximum.at(most, request, end)
+    last = table.prompt_tokens + table.length  # tokens of prompt and output together
+    seen = np.isin(np.arange(len(table.id)), request)
+    wrong_start = _per_request(first & (start != before), request, len(table.id)) > 0
+    gaps = _per_request(~first & (start > before), request, len(table.id)) > 0
+    return [
+        *_tell(_names(table, ~seen), "reports an output, but the step table never ran it"),
+        *_tell(_names(table, wrong_start), "does not begin where its cached prefix ends"),
+        *_tell(_names(table, gaps), "has tokens that no step computed"),
+        *_tell(_names(table, seen & (most < last - 1)), "reports outputs that no step computed"),
+        *_tell(_names(table, most > last), "has more tokens computed than prompt and output hold"),
+        *_tell(_names(table, rewinds > table.preemptions), "was computed again more often than preempted"),
+        *_tell(_names(table, _silent(table, rewinds)), "claims a preemption, but nothing was computed again"),
+    ]
+
+
+def _silent(table: RequestTable, rewinds: Int64) -> Bool:
+    """Preemptions without a trace; with a prefix cache in play the recomputation may have been served from it."""
+    if bool((table.cached_tokens > 0).any()):
+        return np.zeros(len(table.id), dtype=np.bool_)
+    silent: Bool = (table.preemptions > 0) & (rewinds == 0)
+    return silent
+
+
+def _counted(traces: Traces, steps: StepTable) -> list[str]:
+    _, sizes = np.unique(steps.step, return_counts=True)
+    shown = {
+        "max_running": int(sizes.max()),
+        "preemptions": int(traces.requests.preemptions.sum()),
+        "steps": len(sizes),
+        "tokens_computed": int(steps.count.sum()),
+    }
+    return [
+        f"counter {name} claims {claimed}, the tables show {shown[name]}"
+        for name, claimed in traces.counters
+        if name in shown and shown[name] != claimed
+    ]
+
+
+def _per_request(rows: Bool, request: Int64, requests: int) -> Int64:
+    """How many of the marked rows each request has."""
+    return np.bincount(request[rows], minlength=requests).astype(np.int64)
+
+
+def _names(table: RequestTable, which: Bool) -> list[str]:
+    return [table.id[j] for j in np.flatnonzero(which)]
+
+
+def _tell(names: Sequence[str], what: str) -> list[str]:
+    return [f"request {name!r} {what}" for name in names[:MOST_TOLD]]

@@ -1,0 +1,247 @@
+"""The command line: `samebits`. The composition root together with the pytest plugin.
+
+It holds no logic of its own: each command reads its options, calls one function and prints. Rules: heavy packages are
+imported inside the commands; every SamebitsError becomes one message and its exit code; Ctrl-C is 130.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from harness import __version__, registry
+from harness.errors import SamebitsError
+from harness.lifetime import DEADLINE_S
+
+if TYPE_CHECKING:
+    from harness.engine import Field, Scalar
+    from harness.plan import Plan
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def main() -> None:
+    """Runs the command line and exits with its code."""
+    try:
+        code = commands.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        code = 130
+    except SamebitsError as error:
+        click.echo(f"samebits: {error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def subject_options(function: F) -> F:
+    """Options that choose engine, model, mode and settings."""
+    for option in reversed((
+        click.option("--engine", default="bundled", show_default=True, help="Which engine to drive."),
+        click.option("--model", default=None, help="Model name or path; `samebits models` lists them."),
+        click.option("--mode", default=None, help="The engine's named way to compute, such as deterministic."),
+        click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An engine setting; repeatable."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="samebits")
+def commands() -> None:
+    """Say what must stay equal, run it both ways, compare bit for bit."""
+
+
+@commands.command("run")
+@click.argument("matrices", nargs=-1, required=True, metavar="MATRIX_OR_PATH...")
+@subject_options
+@click.option("--cell", "cells", multiple=True, metavar="NAME", help="Only this cell; repeatable.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the run. [.samebits/runs/...]")
+@click.option("--overwrite", is_flag=True, help="Replace a finished or foreign run in --out.")
+@click.option("--deadline", type=float, default=DEADLINE_S, show_default=True, help="Seconds one case may take.")
+@click.option("--quiet", is_flag=True, help="No progress; the verdict table is still printed.")
+def run_command(
+    matrices: tuple[str, ...], engine: str, model: str | None, mode: str | None, assignments: tuple[str, ...],
+    cells: tuple[str, ...], out: Path | None, overwrite: bool, deadline: float, quiet: bool,
+) -> int:  # fmt: skip
+    """Run matrices: capture, compare, judge, report. The exit code is the verdict."""
+    from harness.progress import open_progress
+    from harness.run import RunRequest, run
+
+    begun = time.monotonic()
+    plan = _plan(matrices, engine, model, mode, assignments, cells)
+    folder = out or default_folder(plan, datetime.now(UTC))
+    progress = open_progress(sys.stderr, quiet=quiet)
+    progress.note(f"matrix {plan.matrix.path}, engine {plan.engine}, model {plan.model}, folder {folder}")
+    request = RunRequest(plan=plan, adapter=registry.adapter(engine), folder=folder, progress=progress,
+                         deadline_s=deadline, overwrite=overwrite, begun=begun)  # fmt: skip
+    try:
+        record = run(request, _report)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; the same command with --out {folder} resumes", err=True)
+        return 130
+    _print_table(record)
+    click.echo(f"{record['outcome']}")
+    click.echo(f"report: {folder / 'report.html'}")
+    return int(str(record["exit_code"]))
+
+
+@commands.command("plan")
+@click.argument("matrices", nargs=-1, required=True, metavar="MATRIX_OR_PATH...")
+@subject_options
+@click.option("--cell", "cells", multiple=True, metavar="NAME", help="Only this cell; repeatable.")
+def plan_command(
+    matrices: tuple[str, ...], engine: str, model: str | None, mode: str | None, assignments: tuple[str, ...],
+    cells: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Print what a run would do. Starts no engine."""
+    from harness.plan_text import plan_text
+
+    click.echo(plan_text(_plan(matrices, engine, model, mode, assignments, cells)))
+    return 0
+
+
+@commands.group("cells")
+def cells_group() -> None:
+    """List and check cells."""
+
+
+@cells_group.command("list")
+@click.argument("matrices", nargs=-1, metavar="[MATRIX_OR_PATH...]")
+def cells_list(matrices: tuple[str, ...]) -> int:
+    """List cells of the named matrices, or of all shipped ones."""
+    from harness.matrix import load_matrix, shipped_names
+
+    for name in matrices or shipped_names():
+        matrix = load_matrix(name)
+        click.echo(f"{matrix.name} ({matrix.path.name}, {len(matrix.cells)} cells)")
+        for cell in matrix.cells:
+            values = ", ".join(str(value) for value in cell.variants)
+            click.echo(f"  {cell.name:<26} {cell.axis.name} {cell.reference} -> {values}; rule {cell.rule}, "
+                       f"{cell.replay}, corpus {cell.corpus}")  # fmt: skip
+            click.echo(f"  {'':<26} {cell.invariant}")
+    return 0
+
+
+@cells_group.command("check")
+@click.argument("matrices", nargs=-1, required=True, metavar="MATRIX_OR_PATH...")
+def cells_check(matrices: tuple[str, ...]) -> int:
+    """Check cell files; every mistake is listed with its path. Exit 2 if there is one."""
+    from harness.matrix import load_matrix
+
+    for name in matrices:
+        matrix = load_matrix(name)
+        click.echo(f"{matrix.path}: {len(matrix.cells)} cells, no mistakes")
+    return 0
+
+
+@commands.command("compare")
+@click.argument("reference", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("variant", type=click.Path(path_type=Path), metavar="DIR")
+def compare_command(reference: Path, variant: Path) -> int:
+    """Compare the captures of two runs, case by case. Exit 1 if anything differs."""
+    from harness.compare_runs import compare_runs
+
+    text, same = compare_runs(reference, variant)
+    click.echo(text)
+    return 0 if same else 1
+
+
+@commands.command("report")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+def report_command(folder: Path) -> int:
+    """Write report.html, summary.md and junit.xml again from a run's run.json."""
+    from harness.record import read_record
+
+    _report(read_record(folder), folder)
+    click.echo(f"report: {folder / 'report.html'}")
+    return 0
+
+
+@commands.command("models")
+@click.option("--engine", default="bundled", show_default=True, help="Whose models.")
+def models_command(engine: str) -> int:
+    """List models and how to get what is missing."""
+    for model in registry.adapter(engine).models():
+        click.echo(f"{model.name:<22} {'available' if model.available else 'missing':<10} {model.description}")
+        if not model.available:
+            click.echo(f"{'':<33} {model.how_to_get}")
+    return 0
+
+
+@commands.command("selftest")
+def selftest_command() -> int:
+    """Plant faults in captures and see each one found. Exit 1 if one survives."""
+    from harness.selftest import run_selftest
+
+    result = run_selftest()
+    click.echo(result.text())
+    return 0 if result.survivors == () else 1
+
+
+def _plan(
+    matrices: tuple[str, ...], engine: str, model: str | None, mode: str | None, assignments: tuple[str, ...],
+    cells: tuple[str, ...],
+) -> Plan:  # fmt: skip
+    from harness.choose import choose_plan
+
+    return choose_plan(matrices, engine=engine, model=model, mode=mode, assignments=assignments, cells=cells)
+
+
+def default_folder(plan: Plan, now: datetime) -> Path:
+    """A new folder under .samebits/runs, named by time and matrix."""
+    base = Path(".samebits") / "runs" / f"{now:%Y%m%dT%H%M%SZ}-{plan.matrix.name}-{plan.engine}"
+    folder, number = base, 1
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def _report(record: Mapping[str, object], folder: Path) -> None:
+    registry.load(registry.REPORTS)(record, folder)
+
+
+def _print_table(record: Mapping[str, object]) -> None:
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(registry.load(registry.TABLE)(record))
+    else:
+        click.echo(registry.load(registry.PLAIN_TABLE)(record))
+
+
+def _subject_fields(engine: str, model: str) -> tuple[Field, ...]:
+    from harness.observe import subject_fields
+
+    return subject_fields(engine, model, {})
+
+
+def _observe(engine: str, model: str, settings: Mapping[str, Scalar]) -> object:
+    from harness.observe import observe
+
+    return observe(engine, model, settings)
+
+
+def _attach() -> None:
+    from harness.corpus_cli import corpus_commands
+    from harness.fingerprint_cli import build_command
+
+    commands.add_command(corpus_commands)
+    commands.add_command(build_command(_subject_fields))
+
+
+_attach()
+
+if __name__ == "__main__":
+    main()

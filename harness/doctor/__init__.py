@@ -1,0 +1,1 @@
+"""The doctor: is the mode you think is on really on? Reads launch files; runs none of them."""

@@ -1,0 +1,171 @@
+"""The seam between the harness and engines: a light `Adapter` in our process, an `Engine` in a child process.
+
+It does not know any engine. Rules: an adapter answers without importing torch or the engine; an engine reports
+requested, resolved and observed separately and never infers one from another; anything it cannot do it refuses with
+`Unsupported` and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from harness.request import Request
+from harness.schedule import Schedule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # numpy stays out of the command line's import
+    from harness.traces import Traces
+
+Scalar = str | int | float | bool
+Replay = Literal["natural", "golden"]
+FieldClass = Literal["identity", "lineage", "context"]
+Rule = Literal["text", "tokens", "logprobs", "topk", "tensors"]
+RULES: tuple[Rule, ...] = ("text", "tokens", "logprobs", "topk", "tensors")  # weakest to strongest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One engine option. `choices` empty means any value of the default's type; `minimum` bounds numbers."""
+
+    name: str
+    default: Scalar
+    meaning: str
+    choices: tuple[Scalar, ...] = ()
+    minimum: int | float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisSupport:
+    """How an engine varies an axis: the fingerprint fields that move with it, derived ones included.
+
+    `unsupported` is the reason when it cannot; the fields are then empty.
+    """
+
+    fields: tuple[str, ...] = ()
+    unsupported: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """One line of `samebits models`: what it is, whether it is here, and how to get it."""
+
+    name: str
+    description: str
+    available: bool
+    how_to_get: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What planning needs to know of a model without loading it."""
+
+    name: str
+    vocab_size: int
+    max_position_embeddings: int  # tokens: prompt + output must fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One fingerprint field. `value` None means unknown, and `source` then says why; else where it was read.
+
+    The value "not applicable" is a value like any other and equals itself.
+    """
+
+    name: str
+    value: Scalar | None
+    field_class: FieldClass
+    source: str
+
+
+class Tokenizer(Protocol):
+    """Text to token ids for one model."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything that decides the ids: vocabulary, merges, special tokens, chat template."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of plain text; no special tokens are added."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """Token ids of (role, content) messages in the model's chat template, with the assistant's turn opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One case as an engine sees it. `golden` maps a request id to the tokens it is forced along."""
+
+    requests: tuple[Request, ...]  # judged requests and companions, any order
+    schedule: Schedule
+    replay: Replay
+    golden: Mapping[str, tuple[int, ...]]
+    logits_digests: bool  # rule `tensors`
+
+
+Progress = Callable[[int, int], None]  # (requests finished, tokens generated) so far
+
+
+class Engine(Protocol):
+    """A started engine. One lifetime, one configuration, several works one after another."""
+
+    def resolved(self) -> Mapping[str, Scalar]:
+        """The configuration the engine settled on (page count, ISA, ...), by its own account."""
+
+    def observed(self) -> Mapping[str, Scalar]:
+        """What is read from inside now: threads in use, kernel variant, counters' totals."""
+
+    def fingerprint(self) -> tuple[Field, ...]:
+        """The subject's fingerprint fields that only the engine can know."""
+
+    def generate(self, work: Work, progress: Progress) -> Traces:
+        """Runs one case to its end.
+
+        Raises:
+            EngineError: NaN logits, a lost request, an impossible schedule; the message names the request.
+            Unsupported: a feature this engine does not have.
+        """
+
+    def stop(self) -> None:
+        """Frees what it holds; called once."""
+
+
+class Adapter(Protocol):
+    """What the harness may ask of an engine without starting it. Implementations import nothing heavy."""
+
+    name: str
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Every option `--set` accepts, with explicit defaults for this machine."""
+
+    def modes(self) -> Mapping[str, Mapping[str, Scalar]]:
+        """Mode name to the settings it stands for."""
+
+    def axes(self) -> Mapping[str, AxisSupport]:
+        """Axis name (of `harness.axis`) to how it is varied here."""
+
+    def strongest_rule(self) -> Rule:
+        """The strongest rule this engine's evidence can be judged under."""
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """What `samebits models` lists for this engine."""
+
+    def model_facts(self, model: str) -> ModelFacts:
+        """Raises ModelError when the model is missing (with how to get it) or unsupported."""
+
+    def tokenizer(self, model: str) -> Tokenizer:
+        """The model's tokenizer. Raises ModelError."""
+
+    def environment(self, configuration: Mapping[str, Scalar]) -> Mapping[str, str]:
+        """Variables the child process must carry before anything is imported."""
+
+    def start(self, model: str, configuration: Mapping[str, Scalar]) -> Engine:
+        """Starts the engine; called in the child process only. Raises EngineError, ModelError, Unsupported."""

@@ -1,0 +1,301 @@
+"""Judges one pair from its captures: the only place where a verdict comes from. Pure.
+
+It does not know engines, files or time. The rules it keeps are its steps, in this order; the first that has something
+to say decides:
+
+1. a capture that is missing, copied, self-contradictory or incomparable is ERROR; an engine's refusal UNSUPPORTED;
+2. a floor that differs is FAIL as run-to-run, and no axis is blamed;
+3. a fingerprint field that differs and does not belong to the axis is INSUFFICIENT;
+4. any differing position is FAIL, witnessed or not;
+5. too few witnessed positions, or a control that stayed silent, is INSUFFICIENT;
+6. else PASS, with what it is worth. A cell that declares FAIL or ERROR as its point keeps that verdict, marked
+   expected; any other verdict there is INSUFFICIENT.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.axis import Axis
+from harness.capture import Capture
+from harness.claims import check_claims
+from harness.compare import Comparison, compare, strongest_rule
+from harness.diagnose import diagnose
+from harness.engine import Replay, Rule
+from harness.faults import plant_one_ulp
+from harness.fingerprint import fingerprint_of, undeclared
+from harness.judged import ComparisonError, find_judged
+from harness.lifetime import Failure
+from harness.plan import Pair
+from harness.verdict import (
+    ComparisonResult,
+    ControlResult,
+    DiagnosisResult,
+    FirstDivergence,
+    FloorResult,
+    RequestDivergence,
+    Verdict,
+    VerdictName,
+)
+from harness.witness import witnessed
+
+Captures = Mapping[str, Capture | Failure]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Arms:
+    """The three captures of a judgement: reference, the reference again, and the variant."""
+
+    reference: Capture
+    floor: Capture
+    varied: Capture
+
+
+def judge(pair: Pair, captures: Captures) -> Verdict:
+    """The verdict of a pair; `captures` holds what each of its cases came to."""
+    verdict = _judge(pair, captures)
+    expect = pair.cell.expect
+    if expect is None or verdict.verdict is VerdictName.UNSUPPORTED:
+        return verdict
+    expected = VerdictName(expect)
+    if verdict.verdict is expected:
+        return dataclasses.replace(verdict, expected=expected, reason=f"as declared: {verdict.reason}")
+    reason = f"the cell's point is to show {expected}, but it came to {verdict.verdict}: {verdict.reason}"
+    return dataclasses.replace(verdict, verdict=VerdictName.INSUFFICIENT, reason=reason)
+
+
+def _judge(pair: Pair, captures: Captures) -> Verdict:
+    start = Verdict(cell=pair.cell.name, label=pair.label, verdict=VerdictName.ERROR, reason="")
+    if pair.unsupported is not None:
+        return _end(start, VerdictName.UNSUPPORTED, pair.unsupported, foreseen=pair.foreseen)
+    arms = _arms(captures, pair.reference, pair.floor, pair.varied)
+    if isinstance(arms, Failure):
+        name = VerdictName.UNSUPPORTED if arms.kind == "unsupported" else VerdictName.ERROR
+        return _end(start, name, arms.message, failure=arms)
+    start = dataclasses.replace(start, digests=_digests(arms))
+    mistake = _nonce_mistake(arms, pair.cell.axis) or _claim_mistake(arms)
+    if mistake:
+        return _end(start, VerdictName.ERROR, mistake)
+    try:
+        return _compare_all(pair, captures, arms, start)
+    except ComparisonError as error:
+        return _end(start, VerdictName.ERROR, str(error))
+
+
+def _compare_all(pair: Pair, captures: Captures, arms: _Arms, start: Verdict) -> Verdict:
+    cell = pair.cell
+    floor = compare(arms.reference.traces, arms.floor.traces, cell.rule, "natural")
+    start = dataclasses.replace(start, floor=_floor(floor))
+    if floor.outcome == "different":
+        diagnosis = _diagnosis(floor, arms.reference, arms.floor, cell.axis)
+        reason = "run-to-run: the reference differs from itself, so no axis is blamed"
+        return _end(start, VerdictName.FAIL, reason, diagnosis=diagnosis)
+    differences, caps = _undeclared(arms.reference, arms.varied, pair.owned)
+    start = dataclasses.replace(start, undeclared=differences, caps=caps)
+    if differences:
+        reason = f"more than the axis differs between the arms: {'; '.join(differences)}"
+        return _end(start, VerdictName.INSUFFICIENT, reason)
+    comparison = compare(arms.reference.traces, arms.varied.traces, cell.rule, cell.replay)
+    counted, evidence = _witness(comparison, arms, cell.axis)
+    control = _control(pair, captures, arms)
+    start = dataclasses.replace(start, comparison=_counts(comparison, counted), control=control)
+    if comparison.outcome == "different":
+        diagnosis = _diagnosis(comparison, arms.reference, arms.varied, cell.axis)
+        return _end(start, VerdictName.FAIL, _failure_reason(comparison), diagnosis=diagnosis)
+    if counted < cell.minimum:
+        reason = f"no PASS without a witness: {counted} positions witnessed, {cell.minimum} needed ({evidence})"
+        return _end(start, VerdictName.INSUFFICIENT, reason)
+    if control.kind != "none" and not control.fired:
+        return _end(start, VerdictName.INSUFFICIENT, f"the control stayed silent: {control.sentence}")
+    if control.kind == "none":
+        return _end(start, VerdictName.INSUFFICIENT, "the cell has no control, so nothing shows that it can fail")
+    reason = f"{comparison.positions} positions equal under rule {cell.rule}"
+    return _end(start, VerdictName.PASS, reason, claims=_claims(comparison, counted, control, evidence))
+
+
+def _end(start: Verdict, name: VerdictName, reason: str, **changes: object) -> Verdict:
+    return dataclasses.replace(start, verdict=name, reason=reason, **changes)  # type: ignore[arg-type]
+
+
+def _arms(captures: Captures, reference: str | None, floor: str | None, varied: str | None) -> _Arms | Failure:
+    found: list[Capture] = []
+    for role, case in (("reference", reference), ("floor", floor), ("variant", varied)):
+        capture = captures.get(case) if case is not None else None
+        if capture is None:
+            return Failure(kind="error", message=f"the {role} was planned but not captured", log_tail=())
+        if isinstance(capture, Failure):
+            return dataclasses.replace(capture, message=f"{role}: {capture.message}")
+        found.append(capture)
+    return _Arms(reference=found[0], floor=found[1], varied=found[2])
+
+
+def _digests(arms: _Arms) -> dict[str, str]:
+    return {"reference": arms.reference.judged_digest, "floor": arms.floor.judged_digest,
+            "variant": arms.varied.judged_digest}  # fmt: skip
+
+
+def _nonce_mistake(arms: _Arms, axis: Axis) -> str | None:
+    """Says which captures cannot be what the plan asked for, by their nonces."""
+    pairs = (("floor", arms.floor), ("variant", arms.varied))
+    for role, capture in pairs:
+        if capture.repetition_nonce == arms.reference.repetition_nonce:
+            return f"the {role} carries the reference's repetition nonce: it is a copy, not a capture"
+    same_process = arms.reference.process_nonce == arms.floor.process_nonce
+    if axis.floor == "same lifetime" and not same_process:
+        return "the floor was captured in another process than the reference; both belong into one lifetime"
+    if axis.floor == "fresh lifetimes" and same_process:
+        return "the floor was captured in the reference's process; it needs a fresh lifetime"
+    if axis.evidence == "process nonce" and arms.varied.process_nonce == arms.reference.process_nonce:
+        return "both sides of the restart carry the same process nonce: the engine was not restarted"
+    return None
+
+
+def _claim_mistake(arms: _Arms) -> str | None:
+    for role, capture in (("reference", arms.reference), ("floor", arms.floor), ("variant", arms.varied)):
+        contradictions = check_claims(capture.traces)
+        if contradictions:
+            return f"{role}: the engine contradicts itself: {'; '.join(contradictions)}"
+    return None
+
+
+def _undeclared(a: Capture, b: Capture, owned: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    same_lifetime = a.process_nonce == b.process_nonce
+    found, caps = undeclared(fingerprint_of(a.subject), fingerprint_of(b.subject), owned, same_lifetime=same_lifetime)
+    return tuple(difference.describe() for difference in found), caps
+
+
+def _witness(comparison: Comparison, arms: _Arms, axis: Axis) -> tuple[int, str]:
+    """(compared positions that the axis reached, the evidence in words)."""
+    if axis.witness == "all":
+        reason = _process_evidence(arms, axis)
+        return (comparison.positions if reason else 0), reason or f"{axis.evidence} did not change between the arms"
+    witness = witnessed(arms.reference.traces, arms.varied.traces, axis.witness)
+    return int((witness.mask & comparison.compared_mask).sum()), witness.sentence
+
+
+def _process_evidence(arms: _Arms, axis: Axis) -> str | None:
+    if axis.evidence == "process nonce":
+        return "two processes, by their nonces"
+    key = axis.evidence or ""
+    before, after = arms.reference.observed.get(key), arms.varied.observed.get(key)
+    if before is None or after is None or before == after:
+        return None
+    return f"observed {key}: {before} and {after}"
+
+
+def _floor(comparison: Comparison) -> FloorResult:
+    sentence = f"the reference twice: {comparison.positions} positions {comparison.outcome}"
+    return FloorResult(verdict=comparison.outcome, positions=comparison.positions, sentence=sentence)
+
+
+def _diagnosis(comparison: Comparison, reference: Capture, variant: Capture, axis: Axis) -> DiagnosisResult:
+    deeper = compare(
+        reference.traces, variant.traces, strongest_rule(reference.traces, variant.traces), comparison.replay
+    )
+    found = diagnose(comparison, axis.home, deeper)
+    first, size = comparison.first, comparison.magnitude
+    return DiagnosisResult(
+        layer=found.layer, reason=found.reason, text=found.text,
+        first=None if first is None else FirstDivergence(
+            request=first.request, sample=first.sample, position=first.position, field=first.field,
+            reference=first.reference, variant=first.variant, ulp=first.max_ulp, delta_logprob=first.max_delta,
+            tie=first.tie, gap=first.gap,
+        ),
+        max_abs_delta_logprob=size.max_delta, max_ulp=size.max_ulp, kl_k1=size.kl_k1, kl_k3=size.kl_k3,
+        per_request=_per_request(comparison, reference),
+    )  # fmt: skip
+
+
+def _per_request(comparison: Comparison, reference: Capture) -> tuple[RequestDivergence, ...]:
+    differing = {item.key: item for item in comparison.differing_requests}
+    judged = find_judged(reference.traces)
+    rows = []
+    for key, length in zip(judged.keys, judged.lengths.tolist(), strict=True):
+        item = differing.get(key)
+        rows.append(RequestDivergence(
+            request=str(key).strip("'"), positions=length, differing=item.positions if item else 0,
+            first=item.position if item else None,
+        ))  # fmt: skip
+    return tuple(rows)
+
+
+def _control(pair: Pair, captures: Captures, arms: _Arms) -> ControlResult:
+    control = pair.cell.control
+    if control.kind == "none":
+        return _control_result(pair, "no control is declared", fired=False)
+    if control.kind == "planted":
+        return _planted(pair, arms)
+    ran = _arms(captures, pair.control_reference, pair.control_floor, pair.control_varied)
+    if isinstance(ran, Failure):
+        return _control_result(pair, f"could not run: {ran.message}", fired=False)
+    try:
+        return _control_outcome(pair, ran, pair.cell.rule, pair.cell.replay)
+    except ComparisonError as error:
+        return _control_result(pair, f"could not be compared: {error}", fired=False)
+
+
+def _control_outcome(pair: Pair, ran: _Arms, rule: Rule, replay: Replay) -> ControlResult:
+    mistake = _nonce_mistake(ran, pair.cell.axis) or _claim_mistake(ran)
+    if mistake:
+        return _control_result(pair, mistake, fired=False)
+    if compare(ran.reference.traces, ran.floor.traces, rule, "natural").outcome == "different":
+        return _control_result(pair, "its own floor differs: noise is not a control", fired=False)
+    differences, _ = _undeclared(ran.reference, ran.varied, pair.control_owned)
+    if differences:
+        return _control_result(pair, f"more than it sets differs: {'; '.join(differences)}", fired=False)
+    result = compare(ran.reference.traces, ran.varied.traces, rule, replay)
+    fired = result.outcome == "different"
+    sentence = f"{result.differing_positions} of {result.positions} positions differ" if fired else "nothing differs"
+    return _control_result(
+        pair, sentence, fired=fired, positions=result.positions, differing=result.differing_positions
+    )
+
+
+def _planted(pair: Pair, arms: _Arms) -> ControlResult:
+    planted = plant_one_ulp(arms.varied.traces)
+    result = compare(arms.reference.traces, planted, pair.cell.rule, pair.cell.replay)
+    sentence = "comparator only: one ulp planted in a stored capture"
+    return _control_result(
+        pair, sentence, fired=result.outcome == "different",
+        positions=result.positions, differing=result.differing_positions,
+    )  # fmt: skip
+
+
+def _control_result(pair: Pair, sentence: str, *, fired: bool, positions: int = 0, differing: int = 0) -> ControlResult:
+    control = pair.cell.control
+    parts = [control.mode or "", *(f"{key}={value}" for key, value in control.variant), control.fault or "",
+             control.planted or ""]  # fmt: skip
+    return ControlResult(
+        kind=control.kind, value=" ".join(part for part in parts if part), fired=fired, sentence=sentence,
+        positions=positions, differing_positions=differing,
+    )  # fmt: skip
+
+
+def _counts(comparison: Comparison, counted: int) -> ComparisonResult:
+    return ComparisonResult(
+        requests=comparison.requests, positions=comparison.positions, elements=comparison.elements,
+        witnessed=counted, differing_positions=comparison.differing_positions,
+        differing_requests=len(comparison.differing_requests),
+        fields={entry.field: entry.differing for entry in comparison.fields},
+    )  # fmt: skip
+
+
+def _failure_reason(comparison: Comparison) -> str:
+    where = ""
+    if comparison.first is not None:
+        where = f", first in request {comparison.first.key} at position {comparison.first.position}"
+    if comparison.differing_positions == 0:
+        return f"{len(comparison.differing_requests)} of {comparison.requests} requests differ{where}"
+    return f"{comparison.differing_positions} of {comparison.positions} positions differ{where}"
+
+
+def _claims(comparison: Comparison, counted: int, control: ControlResult, evidence: str) -> tuple[str, ...]:
+    label = "control: comparator only" if control.kind == "planted" else f"control {control.value} fired"
+    claims = (
+        f"{comparison.elements} elements over {comparison.positions} positions of {comparison.requests} requests compared",
+        f"{counted} positions witnessed ({evidence})",
+        f"{label}: {control.sentence}",
+    )
+    return claims + ((comparison.note,) if comparison.note else ())

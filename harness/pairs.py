@@ -1,0 +1,111 @@
+"""Pairs of logprobs of one token on both sides of a comparison, and the distance between two float32 values.
+
+It does not know rules or verdicts. Rules: only values of the same token are paired; distances are counted in units in
+the last place (ulp) of float32; NaN and infinities are kept apart, never subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judged import Alignment
+from harness.traces import NO_TOKEN, Bool, Float32, Float64, Int64, PositionTable
+
+BLOCK_ROWS = 4_096  # positions whose top-k lists are matched at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Places:
+    """Positions that both sides have: the rows of both position tables, D of them."""
+
+    reference: Int64  # (D,)
+    variant: Int64  # (D,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairs:
+    """Values of one token on both sides, P of them, and which of the places each belongs to."""
+
+    reference: Float32  # (P,)
+    variant: Float32  # (P,)
+    place: Int64  # (P,)
+
+    @property
+    def finite(self) -> Bool:
+        """Pairs that can be subtracted, (P,)."""
+        both: Bool = np.isfinite(self.reference) & np.isfinite(self.variant)
+        return both
+
+    def only_finite(self) -> Pairs:
+        """The pairs that can be subtracted."""
+        keep = self.finite
+        return Pairs(reference=self.reference[keep], variant=self.variant[keep], place=self.place[keep])
+
+    def deltas(self) -> Float64:
+        """variant - reference in nats, (P,)."""
+        return self.variant.astype(np.float64) - self.reference.astype(np.float64)
+
+
+def find_places(alignment: Alignment, numbers: Int64) -> Places:
+    """Rows of both tables for numbers of the reference's judged layout."""
+    ref, var = alignment.reference, alignment.variant
+    offsets = ref.offsets
+    request = np.searchsorted(offsets, numbers, side="right") - 1
+    within = numbers - offsets[request]
+    return Places(reference=ref.starts[request] + within, variant=var.starts[request] + within)
+
+
+def chosen_pairs(reference: PositionTable, variant: PositionTable, places: Places) -> Pairs:
+    """Chosen logprobs at the places where both sides went on with the same token."""
+    if reference.logprob is None or variant.logprob is None:
+        return join_pairs(())
+    same = reference.token[places.reference] == variant.token[places.variant]
+    return Pairs(
+        reference=reference.logprob[places.reference][same],
+        variant=variant.logprob[places.variant][same],
+        place=np.flatnonzero(same).astype(np.int64),
+    )
+
+
+def candidate_pairs(reference: PositionTable, variant: PositionTable, places: Places) -> Pairs:
+    """Top-k logprobs of the ids that both sides list, whatever their rank."""
+    starts = range(0, len(places.reference), BLOCK_ROWS)
+    return join_pairs([_match_block(reference, variant, places, start) for start in starts])
+
+
+def _match_block(reference: PositionTable, variant: PositionTable, places: Places, start: int) -> Pairs:
+    a, b = reference, variant
+    if a.topk_ids is None or a.topk_logprobs is None or b.topk_ids is None or b.topk_logprobs is None:
+        return join_pairs(())
+    a_rows = places.reference[start : start + BLOCK_ROWS]
+    b_rows = places.variant[start : start + BLOCK_ROWS]
+    a_ids, b_ids = a.topk_ids[a_rows], b.topk_ids[b_rows]
+    match = (a_ids[:, :, None] == b_ids[:, None, :]) & (a_ids != NO_TOKEN)[:, :, None]  # (B, K, K')
+    row, i, j = np.nonzero(match)
+    left, right = a.topk_logprobs[a_rows[row], i], b.topk_logprobs[b_rows[row], j]
+    return Pairs(reference=left, variant=right, place=(row + start).astype(np.int64))
+
+
+def join_pairs(parts: Sequence[Pairs]) -> Pairs:
+    """All pairs of the parts, in their order."""
+    none = np.empty(0, dtype=np.float32)
+    return Pairs(
+        reference=np.concatenate([none, *(part.reference for part in parts)]),
+        variant=np.concatenate([none, *(part.variant for part in parts)]),
+        place=np.concatenate([np.empty(0, dtype=np.int64), *(part.place for part in parts)]),
+    )
+
+
+def ulp_distance(a: Float32, b: Float32) -> Int64:
+    """Steps from a to b along the float32 values, element by element; -0.0 and 0.0 are 1 apart. No NaN."""
+    distance: Int64 = np.abs(_ordered(a) - _ordered(b))
+    return distance
+
+
+def _ordered(values: Float32) -> Int64:
+    """Integers in the order of the floats, consecutive for neighbours."""
+    raw = np.ascontiguousarray(values).view(np.int32).astype(np.int64)
+    return np.where(raw < 0, -(raw & 0x7FFFFFFF) - 1, raw)

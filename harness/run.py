@@ -1,0 +1,133 @@
+"""One run from plan to record: folder, execution, judging, decision, reports.
+
+It does not know how any of these steps works. Rules: a folder holds one run; an interrupted run of the same plan is
+resumed; a finished run or another plan is never overwritten silently; nothing is written before the plan stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.capture import Capture
+from harness.engine import Adapter
+from harness.errors import OutputError, StoreError, UsageError
+from harness.execute import Executor
+from harness.fingerprint import fingerprint_of
+from harness.gate import decide
+from harness.host import host_fields
+from harness.judge import Captures, judge
+from harness.lifetime import Failure
+from harness.plan import Plan
+from harness.progress import Progress
+from harness.record import PLAN, RECORD, Outcome, run_record, write_json
+from harness.store import Store
+from harness.verdict import Verdict
+
+Reporter = Callable[[Mapping[str, object], Path], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What to run and where. `begun` is `time.monotonic()` at the start of the command."""
+
+    plan: Plan
+    adapter: Adapter
+    folder: Path
+    progress: Progress
+    deadline_s: float
+    overwrite: bool
+    begun: float
+
+
+def run(request: RunRequest, report: Reporter) -> dict[str, object]:
+    """Executes, judges and reports; returns the record. Raises OutputError, UsageError; KeyboardInterrupt is the
+    caller's: the folder then holds a resumable run."""
+    started = datetime.now(UTC)
+    plan, folder = request.plan, request.folder
+    resumed = prepare_folder(folder, plan, overwrite=request.overwrite)
+    if resumed:
+        request.progress.note(f"resuming the interrupted run in {folder}")
+    executor = Executor(plan, request.adapter, folder, secrets.token_hex(8), request.progress, request.deadline_s)
+    execution = executor.run()
+    captures = load_captures(plan, executor.store, execution.failures)
+    verdicts = judge_all(plan, captures)
+    exit_code, sentence = decide(verdicts, len(plan.pairs))
+    outcome = Outcome(
+        exit_code=exit_code, sentence=sentence, started=started, finished=datetime.now(UTC),
+        seconds=time.monotonic() - request.begun, worker_seconds=execution.worker_seconds,
+    )  # fmt: skip
+    observer = fingerprint_of(host_fields(os.environ, now=started)).fields
+    record = run_record(plan, verdicts, captures, execution, outcome, observer)
+    report(record, folder)
+    write_json(folder / RECORD, record)
+    return record
+
+
+def judge_all(plan: Plan, captures: Captures) -> tuple[Verdict, ...]:
+    """A verdict for every planned pair."""
+    return tuple(judge(pair, captures) for pair in plan.pairs)
+
+
+def load_captures(plan: Plan, store: Store, failures: Mapping[str, Failure]) -> dict[str, Capture | Failure]:
+    """What each planned case came to; a damaged capture is a Failure."""
+    captures: dict[str, Capture | Failure] = {}
+    for case in plan.cases:
+        if case in failures:
+            captures[case] = failures[case]
+            continue
+        try:
+            captures[case] = store.read(case)
+        except StoreError as error:
+            captures[case] = Failure(kind="error", message=str(error), log_tail=())
+    return captures
+
+
+def prepare_folder(folder: Path, plan: Plan, *, overwrite: bool) -> bool:
+    """Makes the run's folder ready; True when it holds an interrupted run of this plan.
+
+    Raises:
+        UsageError: the folder holds a finished run, another plan, or files that are no run of ours.
+        OutputError: it cannot be written.
+    """
+    file = folder / PLAN
+    if overwrite and (file.exists() or (folder / RECORD).exists()):
+        _clear(folder)
+    if (folder / RECORD).exists():
+        raise UsageError(f"--out {folder}: holds a finished run; choose another folder or pass --overwrite")
+    if file.exists():
+        if _stored_digest(file) != plan.digest:
+            raise UsageError(f"--out {folder}: holds an interrupted run of another plan; "
+                             "choose another folder or pass --overwrite")  # fmt: skip
+        return True
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--out {folder}: expected a new or empty folder, found other files; choose another")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"--out {folder}: cannot be made: {error.strerror}; choose another") from error
+    write_json(file, {"schema": 1, "digest": plan.digest, **plan.counts})
+    return False
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a run wrote, and only that."""
+    for name in ("captures", "logs"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (RECORD, PLAN, "report.html", "summary.md", "junit.xml"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _stored_digest(file: Path) -> object:
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: expected the plan of an interrupted run: {error}") from error
+    return stored.get("digest") if isinstance(stored, dict) else None

@@ -1,0 +1,32 @@
+"""A schedule: who runs with whom, and when. Arrivals are tied to engine steps or to other requests' progress.
+
+It does not know prompts or engines. Rules: no wall clock; the order of arrivals is the order of submission; a
+schedule names each request once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """When one request is handed to the engine.
+
+    With `after` None the request arrives once the engine has run `at_step` steps. Otherwise it arrives once request
+    `after` has generated `after_tokens` tokens, or has finished when `after_tokens` is None; `at_step` is then 0.
+    """
+
+    request: str
+    companion: bool = False
+    at_step: int = 0
+    after: str | None = None
+    after_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Arrivals in submission order. Companions run beside the judged requests and are never judged themselves."""
+
+    name: str
+    arrivals: tuple[Arrival, ...]

@@ -1,0 +1,82 @@
+"""Builds schedules by name from request ids: alone, together, reversed, while-decoding, with companions.
+
+It does not know prompts or engines. Rules: arrivals are staggered by steps so that each request meets a different
+step composition; a builder is a pure function of ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from harness.engine import Scalar
+from harness.schedule import Arrival, Schedule
+
+SCHEDULES = ("alone", "together", "reversed", "interleaved", "while-decoding")
+COMPANIONS = re.compile(r"([A-Za-z0-9._:-]+):([1-9][0-9]*)")
+AXIS_VALUES: dict[str, tuple[str, ...]] = {
+    "batch": ("alone", "together"),
+    "order": ("together", "reversed", "interleaved"),
+    "arrivals": ("alone", "together", "while-decoding"),
+    "restart": ("same", "new"),
+}
+DECODED_BEFORE_NEXT = 3  # tokens the running request has generated when the next one arrives
+
+
+def value_mistake(axis: str, value: Scalar) -> str | None:
+    """Why `value` is no value of a schedule or process axis, or None."""
+    if axis == "companions":
+        if isinstance(value, str) and (value == "none" or COMPANIONS.fullmatch(value)):
+            return None
+        return f"expected 'none' or CORPUS:COUNT such as 'smoke:2', got {value!r}"
+    if value in AXIS_VALUES[axis]:
+        return None
+    return f"expected one of {', '.join(AXIS_VALUES[axis])}, got {value!r}"
+
+
+def companion_source(value: str) -> tuple[str, int] | None:
+    """(corpus, count) of a companions value; None for 'none'."""
+    match = COMPANIONS.fullmatch(value)
+    return (match[1], int(match[2])) if match else None
+
+
+def build_schedule(name: str, ids: Sequence[str], companions: Sequence[str] = ()) -> Schedule:
+    """The schedule `name` over judged `ids`, companions arriving among them.
+
+    Companion i arrives two steps after companion i - 1, from step 0 on, whatever the judged requests do.
+    """
+    arrivals = [*(Arrival(request=name, companion=True, at_step=2 * i) for i, name in enumerate(companions))]
+    arrivals += _BUILDERS[name](ids)
+    return Schedule(name=name, arrivals=tuple(arrivals))
+
+
+def _alone(ids: Sequence[str]) -> list[Arrival]:
+    first = [Arrival(request=ids[0])]
+    return first + [Arrival(request=after, after=before) for before, after in pairwise(ids)]
+
+
+def _together(ids: Sequence[str]) -> list[Arrival]:
+    return [Arrival(request=request, at_step=step) for step, request in enumerate(ids)]
+
+
+def _reversed(ids: Sequence[str]) -> list[Arrival]:
+    return _together(ids[::-1])
+
+
+def _interleaved(ids: Sequence[str]) -> list[Arrival]:
+    return _together([*ids[1::2], *ids[0::2]])
+
+
+def _while_decoding(ids: Sequence[str]) -> list[Arrival]:
+    chain = [Arrival(request=after, after=before, after_tokens=DECODED_BEFORE_NEXT) for before, after in pairwise(ids)]
+    return [Arrival(request=ids[0]), *chain]
+
+
+_BUILDERS: dict[str, Callable[[Sequence[str]], list[Arrival]]] = {
+    "alone": _alone,
+    "together": _together,
+    "reversed": _reversed,
+    "interleaved": _interleaved,
+    "while-decoding": _while_decoding,
+}

@@ -1,0 +1,195 @@
+"""The child process: one engine lifetime. Reads commands from standard input, answers on a pipe of its own.
+
+It does not know cells or verdicts. Rules: anything printed goes to the log, never into an answer; one command, one
+answer; when the parent is gone it ends itself; the broad `except` of the code base stands here, at the engine's edge,
+and turns whatever happens into an answer.
+
+Commands and answers are JSON, one per line; captures go to the store as Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO, cast
+
+from harness.canonical import digest
+from harness.capture import Capture
+from harness.corpus_json import MAX_TOKEN_ID, read_request
+from harness.digest import judged_digest
+from harness.engine import Adapter, Engine, Field, Scalar, Work
+from harness.errors import EngineError, SamebitsError, Unsupported
+from harness.host import host_fields
+from harness.registry import adapter
+from harness.request import Request
+from harness.schedule import Arrival, Schedule
+from harness.store import Store
+from harness.strict_json import Place, raise_mistakes
+
+PARENT_CHECK_S = 1.0
+PROGRESS_S = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Lifetime:
+    """The running engine and what every capture of this process shares."""
+
+    adapter: Adapter
+    engine: Engine
+    requested: Mapping[str, Scalar]
+    store: Store
+    session: str
+    nonce: str
+    served: list[str]
+
+
+def main() -> int:
+    """Serves commands until standard input ends."""
+    answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    lifetime: Lifetime | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if command["do"] == "start":
+                lifetime = _start(command)
+                _answer(answers, _started(lifetime))
+            elif command["do"] == "capture" and lifetime is not None:
+                _answer(answers, _capture(lifetime, command, answers))
+        except Unsupported as error:
+            _answer(answers, {"event": "failed", "kind": "unsupported", "message": str(error)})
+        except Exception as error:  # noqa: BLE001 - the engine boundary: whatever it raises becomes an ERROR verdict
+            traceback.print_exc()
+            message = str(error) if isinstance(error, SamebitsError) else f"{type(error).__name__}: {error}"
+            _answer(answers, {"event": "failed", "kind": "error", "message": message})
+    if lifetime is not None:
+        lifetime.engine.stop()
+    return 0
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
+
+
+def _answer(answers: TextIO, event: Mapping[str, object]) -> None:
+    answers.write(json.dumps(event) + "\n")
+    answers.flush()
+
+
+def _start(command: Mapping[str, object]) -> Lifetime:
+    engine_adapter = adapter(cast("str", command["engine"]))
+    requested = cast("Mapping[str, Scalar]", command["settings"])
+    engine = engine_adapter.start(cast("str", command["model"]), requested)
+    return Lifetime(
+        adapter=engine_adapter, engine=engine, requested=requested, store=Store(Path(cast("str", command["store"]))),
+        session=cast("str", command["session"]), nonce=secrets.token_hex(16), served=[],
+    )  # fmt: skip
+
+
+def _started(lifetime: Lifetime) -> dict[str, object]:
+    fields = [_field_json(field) for field in _subject(lifetime, None)]
+    return {"event": "started", "resolved": dict(lifetime.engine.resolved()),
+            "observed": dict(lifetime.engine.observed()), "subject": fields}  # fmt: skip
+
+
+def _field_json(field: Field) -> dict[str, object]:
+    return {
+        "name": field.name,
+        "value": field.value,
+        "field_class": field.field_class,
+        "source": field.source,
+    }
+
+
+def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field, ...]:
+    """The subject's fingerprint: engine, configuration, this process's host, and the work it was given."""
+    fields = [*lifetime.engine.fingerprint(), *host_fields(os.environ, now=datetime.now(UTC))]
+    for key, value in lifetime.requested.items():
+        fields.append(Field(name=f"config.{key}", value=value, field_class="identity", source="requested"))
+    for key, value in lifetime.engine.resolved().items():
+        fields.append(
+            Field(name=f"resolved.{key}", value=value, field_class="identity", source="resolved by the engine")
+        )
+    for key, value in lifetime.engine.observed().items():
+        fields.append(
+            Field(name=f"observed.{key}", value=value, field_class="context", source="observed in the engine")
+        )
+    for key, value in (work or {}).items():
+        fields.append(Field(name=f"work.{key}", value=value, field_class="identity", source="plan"))
+    served = digest(lifetime.served) if lifetime.served else "nothing"
+    fields.append(Field(name="lineage.served", value=served, field_class="lineage", source="works served before"))
+    return tuple(sorted(fields, key=lambda field: field.name))
+
+
+def _capture(lifetime: Lifetime, command: Mapping[str, object], answers: TextIO) -> dict[str, object]:
+    case = cast("str", command["case"])
+    work = _work(command)
+    subject = _subject(lifetime, cast("Mapping[str, str]", command["work"]))
+    begun = time.perf_counter()
+    traces = lifetime.engine.generate(work, _Progress(answers, case))
+    seconds = time.perf_counter() - begun
+    capture = Capture(
+        case=case, traces=traces, requested=lifetime.requested, resolved=lifetime.engine.resolved(),
+        observed=lifetime.engine.observed(), subject=subject, process_nonce=lifetime.nonce,
+        repetition_nonce=secrets.token_hex(16), session=lifetime.session, judged_digest=judged_digest(traces),
+        seconds=seconds,
+    )  # fmt: skip
+    lifetime.store.write(capture)
+    lifetime.served.append(case)
+    return {"event": "captured", "case": case, "seconds": seconds}
+
+
+class _Progress:
+    """Sends progress at most every PROGRESS_S seconds."""
+
+    def __init__(self, answers: TextIO, case: str) -> None:
+        self.answers, self.case, self.last = answers, case, 0.0
+
+    def __call__(self, requests: int, tokens: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= PROGRESS_S:
+            self.last = now
+            _answer(self.answers, {"event": "progress", "case": self.case, "requests": requests, "tokens": tokens})
+
+
+def _work(command: Mapping[str, object]) -> Work:
+    schedule = cast("Mapping[str, object]", command["schedule"])
+    arrivals = cast("list[Mapping[str, object]]", schedule["arrivals"])
+    golden = cast("Mapping[str, list[int]]", command["golden"])
+    if command["replay"] not in ("natural", "golden"):
+        raise EngineError(f"replay {command['replay']!r}: expected natural or golden")
+    return Work(
+        requests=_requests(command["requests"]),
+        schedule=Schedule(
+            name=cast("str", schedule["name"]),
+            arrivals=tuple(Arrival(**cast("dict[str, object]", item)) for item in arrivals),  # type: ignore[arg-type]
+        ),
+        replay=command["replay"],
+        golden={key: tuple(value) for key, value in golden.items()},
+        logits_digests=command["logits_digests"] is True,
+    )
+
+
+def _requests(items: object) -> tuple[Request, ...]:
+    place = Place(file="command", line=0, path="$.requests", mistakes=[])
+    requests = tuple(
+        read_request(place.at(index), item, vocab_size=MAX_TOKEN_ID + 1)
+        for index, item in enumerate(cast("list[object]", items))
+    )
+    raise_mistakes("requests from the harness", place.mistakes)
+    return requests
+
+
+if __name__ == "__main__":
+    sys.exit(main())
