@@ -37,9 +37,7 @@ class Arrivals:
         return bool(self._pending)
 
     def take_due(self, step: int, standings: Mapping[str, Standing]) -> list[Arrival]:
-        """The arrivals due once `step` steps were run, in the order of the schedule; each is handed out
-        once.
-        """
+        """The arrivals due once `step` steps were run, in the order of the schedule; each is handed out once."""
         due = [arrival for arrival in self._pending if _is_due(arrival, step, standings)]
         self._pending = [arrival for arrival in self._pending if arrival not in due]
         return due
@@ -53,9 +51,7 @@ class Arrivals:
         steps = [arrival.at_step for arrival in self._pending if arrival.after is None]
         if not steps:
             first = self._pending[0]
-            msg = (
-                f"schedule {self._name!r}: nothing runs and {first.request!r} still waits for {first.after!r}"
-            )
+            msg = f"schedule {self._name!r}: nothing runs and {first.request!r} still waits for {first.after!r}"
             raise EngineError(msg)
         return min(steps)
 
@@ -65,9 +61,7 @@ def check_schedule(schedule: Schedule, requests: Collection[str]) -> None:
     names = [arrival.request for arrival in schedule.arrivals]
     twice = sorted({name for name in names if names.count(name) > 1})
     faults = [f"{name!r} arrives more than once" for name in twice]
-    faults += [
-        f"{name!r} arrives but there is no such request" for name in sorted(set(names) - set(requests))
-    ]
+    faults += [f"{name!r} arrives but there is no such request" for name in sorted(set(names) - set(requests))]
     faults += [f"request {name!r} never arrives" for name in sorted(set(requests) - set(names))]
     faults += [
         f"{arrival.request!r} waits for {arrival.after!r}, which never arrives"
@@ -103,6 +97,4 @@ def _is_due(arrival: Arrival, step: int, standings: Mapping[str, Standing]) -> b
     standing = standings.get(arrival.after)
     if standing is None:
         return False
-    return standing.finished or (
-        arrival.after_tokens is not None and standing.generated >= arrival.after_tokens
-    )
+    return standing.finished or (arrival.after_tokens is not None and standing.generated >= arrival.after_tokens)

@@ -44,7 +44,15 @@ _AXES: dict[str, tuple[str, ...]] = {
     "threads": ("config.threads", "resolved.threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS"),
     "isa": ("config.isa", *_KERNEL_FIELDS),
     "compiler": ("config.compiler", *_KERNEL_FIELDS),
-    "arithmetic": ("config.arithmetic", "resolved.arithmetic", "arithmetic.*"),
+    "arithmetic": (
+        "config.arithmetic",
+        "resolved.arithmetic",
+        "resolved.definition",
+        "resolved.chunk_width",
+        "resolved.key_chunk",
+        *_KERNEL_FIELDS,
+        "arithmetic.*",
+    ),
 }
 
 
@@ -133,9 +141,7 @@ class BundledAdapter:
         defaults = {setting.name: setting.default for setting in self.settings()}
         unknown = sorted(set(configuration) - set(defaults))
         if unknown:
-            raise EngineError(
-                f"engine 'bundled' has no setting {unknown[0]!r}; it has {', '.join(sorted(defaults))}"
-            )
+            raise EngineError(f"engine 'bundled' has no setting {unknown[0]!r}; it has {', '.join(sorted(defaults))}")
         with harness_errors():
             return start_lifetime(model, {**defaults, **configuration})
 
@@ -150,9 +156,9 @@ def harness_errors() -> Iterator[None]:
         yield
     except errors.ModelError as error:
         raise ModelError(str(error)) from error
-    except (errors.NotSupported, KernelError) as error:
+    except errors.NotSupported as error:
         raise Unsupported(str(error)) from error
-    except errors.BundledError as error:
+    except (errors.BundledError, KernelError) as error:
         raise EngineError(str(error)) from error
 
 

@@ -16,8 +16,9 @@ from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.batch import Arithmetic
 from engines.bundled.config import EngineConfig, ModelConfig
 from engines.bundled.engine import Engine
+from engines.bundled.errors import NotSupported
 from engines.bundled.kernels import library
-from engines.bundled.kernels.interface import Kernels
+from engines.bundled.kernels.interface import KernelError, Kernels
 from engines.bundled.models.catalogue import open_source
 from engines.bundled.models.source import Origin
 from engines.bundled.tokenizer import Tokenizer
@@ -83,9 +84,7 @@ class BundledLifetime:
             _field("chat_template.digest", self.tokenizer.template_digest, "chat template"),
             _field("arithmetic.name", self.arithmetic.name, "arithmetic"),
             _field("arithmetic.definition", self.arithmetic.definition, "docs/numerics.md"),
-            _field(
-                "arithmetic.torch", str(torch.__version__) if torch else NOT_APPLICABLE, "torch, if imported"
-            ),
+            _field("arithmetic.torch", str(torch.__version__) if torch else NOT_APPLICABLE, "torch, if imported"),
             _field("kernels.digest", self.kernels.digest, "source, compiler, flags and instruction set"),
             _field("kernels.backend", self.kernels.backend, "kernels or fallback"),
             _field("process.peak_memory_kib", _peak_memory_kib(), "getrusage", "context"),
@@ -105,7 +104,7 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
     source = open_source(model_name)
     model, tokenizer = source.model(), source.tokenizer()
     config = resolve_config(model.config, settings)
-    kernels = library.load(config.isa, config.compiler)
+    kernels = load_kernels(config)
     arithmetic = open_arithmetic(model, config)
     return BundledLifetime(
         engine=Engine(model.config, config, arithmetic, kernels, tokenizer.decode),
@@ -116,6 +115,21 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
         arithmetic=arithmetic,
         kernels=kernels,
     )
+
+
+def load_kernels(config: EngineConfig) -> Kernels:
+    """The kernels of a configuration.
+
+    Raises:
+        NotSupported: an instruction set or a compiler was asked for by name and cannot be had here.
+        KernelError: this machine's own choice cannot be built or trusted.
+    """
+    try:
+        return library.load(config.isa, config.compiler)
+    except KernelError as error:
+        if config.isa == "auto" and config.compiler == "auto":
+            raise
+        raise NotSupported(str(error)) from error
 
 
 def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> EngineConfig:

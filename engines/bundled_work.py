@@ -23,9 +23,7 @@ from harness.traces import Traces
 
 @dataclass(slots=True, kw_only=True)
 class _Submitted:
-    """One request under way: its sequences, one per sample, and when things happened, in seconds from the
-    start.
-    """
+    """One request under way: its sequences, one per sample, and when things happened, in seconds from the start."""
 
     sequences: list[Sequence]
     companion: bool
@@ -126,9 +124,7 @@ def _prepare(work: Work, requests: Mapping[str, HarnessRequest]) -> dict[str, li
         if work.replay == "golden" and forced is None and name not in companions:
             raise RequestError(f"request {name!r}: golden replay was asked for, but no golden path was given")
         if forced is not None and request.sampling.n > 1:
-            raise NotSupported(
-                f"request {name!r}: golden replay of n = {request.sampling.n} samples; use n = 1"
-            )
+            raise NotSupported(f"request {name!r}: golden replay of n = {request.sampling.n} samples; use n = 1")
         prepared[name] = [
             Request(
                 id=name,
@@ -145,13 +141,9 @@ def _prepare(work: Work, requests: Mapping[str, HarnessRequest]) -> dict[str, li
 
 def _refuse_unsupported(request: HarnessRequest) -> None:
     if request.grammar is not None:
-        raise NotSupported(
-            f"request {request.id!r}: a grammar ({request.grammar.kind}); this engine has none yet"
-        )
+        raise NotSupported(f"request {request.id!r}: a grammar ({request.grammar.kind}); this engine has none yet")
     if request.images:
-        raise NotSupported(
-            f"request {request.id!r}: {len(request.images)} image(s); this engine reads text alone"
-        )
+        raise NotSupported(f"request {request.id!r}: {len(request.images)} image(s); this engine reads text alone")
     if request.sampling.n < 1:
         raise RequestError(f"request {request.id!r}: n: expected 1 or more, got {request.sampling.n}")
 

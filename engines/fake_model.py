@@ -18,11 +18,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from engines.fake_names import EOS, VOCAB
 from harness.request import MAX_TOP_LOGPROBS, Sampling
 from harness.traces import Float32, Float64, Int64, UInt64
 
-EOS = 256
-VOCAB = 257  # 256 bytes and the end of the text
+DEFINITION = 1  # another number means other bits
 MASK = 2**64 - 1
 _SCALE = 8192.0
 _UNIT = 2**40  # weight of the largest logit; VOCAB of them stay below 2**63

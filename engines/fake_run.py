@@ -1,7 +1,7 @@
 """The fake engine's loop: arrivals, continuous batching, chunked prefill, and an honest record of every step.
 
 It does not know faults. Rules: sequences that run come first, in the order of admission; a prompt longer than the
-tokens left in a step is cut; a step runs a sequence once; requests keep the schedule's order in the traces.
+tokens left in a step is cut; a step runs a sequence once; requests keep the order of their arrival in the traces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.arrivals import Arrivals, Standing
-from engines.fake_model import EOS, absorb, digest_logits, hash_logits, log_softmax, mix, pick, rank
+from engines.fake_model import absorb, digest_logits, hash_logits, log_softmax, pick, rank
+from engines.fake_names import CONTEXT, EOS
 from harness.engine import Progress, Work
 from harness.errors import EngineError, Unsupported
 from harness.request import Request
@@ -37,10 +38,11 @@ class Position(NamedTuple):
     logprob: Float32  # ()
     ids: Int32  # (k,)
     values: Float32  # (k,)
-    digest: UInt64  # (2,)
+    digest: UInt64 | None  # (2,)
 
 
-class Slice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slice:
     """Tokens [start, start + count) of a sequence, run in one step."""
 
     sequence: Sequence
@@ -147,7 +149,8 @@ class Loop:
             self._compute(piece, slices)
         done = [piece.sequence for piece in slices if piece.sequence.computed == len(piece.sequence.tokens)]
         if done:
-            for sequence, position in zip(done, generate_positions(done), strict=True):
+            positions = generate_positions(done, digests=self.work.logits_digests)
+            for sequence, position in zip(done, positions, strict=True):
                 self._append(sequence, position)
         self.running = [sequence for sequence in self.running if sequence.finish_reason is None]
         finished = sum(sequence.finish_reason is not None for sequence in self.sequences)
@@ -185,14 +188,18 @@ def check_request(request: Request, forced: tuple[int, ...] | None) -> None:
         raise Unsupported(f"request {request.id!r}: golden replay of several samples")
     if not request.prompt_token_ids or not all(0 <= token <= EOS for token in request.prompt_token_ids):
         raise EngineError(f"request {request.id!r}: expected at least one token id, each from 0 to {EOS}")
+    most = len(request.prompt_token_ids) + request.sampling.max_tokens
+    if most > CONTEXT:
+        raise EngineError(f"request {request.id!r}: prompt and output of {most} tokens exceed the context of {CONTEXT}")
 
 
-def generate_positions(sequences: list[Sequence]) -> list[Position]:
+def generate_positions(sequences: list[Sequence], *, digests: bool) -> list[Position]:
     """The next position of every sequence, in one batch."""
     q = hash_logits([s.state for s in sequences], [s.taint for s in sequences])
-    logprobs, best, digests = log_softmax(q), rank(q), digest_logits(q)
+    logprobs, best = log_softmax(q), rank(q)
+    digested = list(digest_logits(q)) if digests else [None] * len(sequences)
     positions = []
-    for sequence, row, values, ids, digest in zip(sequences, q, logprobs, best, digests, strict=True):
+    for sequence, row, values, ids, digest in zip(sequences, q, logprobs, best, digested, strict=True):
         request, index = sequence.request, len(sequence.positions)
         drawn = pick(row, request.sampling, request.prompt_token_ids, sequence.output, sequence.sample)
         token = drawn if sequence.forced is None else sequence.forced[index]
@@ -261,5 +268,10 @@ def _position_table(positions: list[Position]) -> PositionTable:
         logprob=np.array([position.logprob for position in positions], dtype=np.float32),
         topk_ids=ids,
         topk_logprobs=values,
-        logits_digest=np.array([position.digest for position in positions], dtype=np.uint64).reshape(-1, 2),
+        logits_digest=_digest_column([position.digest for position in positions]),
     )
+
+
+def _digest_column(digests: list[UInt64 | None]) -> UInt64 | None:
+    known = [digest for digest in digests if digest is not None]
+    return np.stack(known) if known and len(known) == len(digests) else None

@@ -15,19 +15,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.judged import check_tables
+from harness.judged import ComparisonError, check_tables
 from harness.traces import NO_TOKEN, Bool, Float32, Int64, RequestTable, StepTable, Traces
 
 MOST_TOLD = 5  # contradictions spelled out per kind
 
 
 def check_claims(traces: Traces) -> tuple[str, ...]:
-    """Contradictions in a capture, companions included. Raises ComparisonError for malformed tables."""
-    check_tables(traces, "capture")
-    found = [*_unfinished(traces.requests), *_not_finite(traces)]
+    """Contradictions in a capture, companions included; tables that are malformed count as the only one."""
+    try:
+        check_tables(traces, "tables")
+    except ComparisonError as error:
+        return (str(error),)
+    found = [*_unfinished(traces.requests), *_not_finite(traces), *_disordered(traces)]
     if traces.steps is None:
         return tuple(found)
-    malformed = _malformed(traces.steps, len(traces.requests.id))
+    malformed = find_malformed(traces.steps, len(traces.requests.id))
     if malformed:
         return (*found, *malformed)
     return (*found, *_coverage(traces.requests, traces.steps), *_counted(traces, traces.steps))
@@ -40,21 +43,35 @@ def _unfinished(table: RequestTable) -> list[str]:
 
 def _not_finite(traces: Traces) -> list[str]:
     positions = traces.positions
-    bad = np.zeros(len(positions.token), dtype=np.bool_)
+    bad: Bool = np.zeros(len(positions.token), dtype=np.bool_)
     if positions.logprob is not None:
-        bad |= ~_finite(positions.logprob)
+        np.logical_or(bad, ~_finite(positions.logprob), out=bad)
     if positions.topk_ids is not None and positions.topk_logprobs is not None:
-        bad |= _bad_candidates(positions.topk_ids != NO_TOKEN, positions.topk_logprobs)
-    rows = np.flatnonzero(bad)
+        listed = positions.topk_ids != NO_TOKEN
+        np.logical_or(bad, _bad_candidates(listed, positions.topk_logprobs), out=bad)
+    return _at(traces, bad, "a reported logprob is not a finite number")
+
+
+def _disordered(traces: Traces) -> list[str]:
+    """Top-k lists must descend; equal values are in the order of ids unless the logits behind them differ."""
+    ids, values = traces.positions.topk_ids, traces.positions.topk_logprobs
+    if ids is None or values is None or values.shape[1] < 2:
+        return []
+    rising = (values[:, 1:] > values[:, :-1]) & (ids[:, 1:] != NO_TOKEN)
+    return _at(traces, rising.any(axis=1), "the top candidates are not in descending order")
+
+
+def _at(traces: Traces, bad: Bool, what: str) -> list[str]:
+    """Sentences for the first marked positions."""
+    rows = np.flatnonzero(bad)[:MOST_TOLD]
     ends = np.cumsum(traces.requests.length)
     requests = np.searchsorted(ends, rows, side="right")
     places = rows - (ends - traces.requests.length)[requests]
-    named = [f"{traces.requests.id[j]!r} position {p}" for j, p in zip(requests, places, strict=True)]
-    return [f"request {name}: a reported logprob is not a finite number" for name in named[:MOST_TOLD]]
+    return [f"request {traces.requests.id[j]!r} position {p}: {what}" for j, p in zip(requests, places, strict=True)]
 
 
 def _bad_candidates(listed: Bool, values: Float32) -> Bool:
-    bad: Bool = (listed & ~_finite(values)).any(axis=1)
+    bad: Bool = np.logical_or.reduce(listed & ~_finite(values), axis=1)
     return bad
 
 
@@ -63,7 +80,8 @@ def _finite(values: Float32) -> Bool:
     return finite
 
 
-def _malformed(steps: StepTable, requests: int) -> list[str]:
+def find_malformed(steps: StepTable, requests: int) -> list[str]:
+    """Why a step table cannot be read at all; `requests` is the length of the request table."""
     sizes = {len(steps.step), len(steps.request), len(steps.start), len(steps.count)}
     if len(sizes) != 1:
         return [f"the step table's columns have different lengths: {sorted(sizes)}"]

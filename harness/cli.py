@@ -91,7 +91,6 @@ def run_command(
         click.echo(f"interrupted; the same command with --out {folder} resumes", err=True)
         return 130
     _print_table(record)
-    click.echo(f"{record['outcome']}")
     click.echo(f"report: {folder / 'report.html'}")
     return int(str(record["exit_code"]))
 

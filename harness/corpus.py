@@ -49,9 +49,7 @@ class Corpus:
     description: str
     digest: str
     tokenizer: TokenizerName
-    arbitrary_ids: tuple[
-        str, ...
-    ]  # fields whose token ids carry no meaning and may be folded into a vocabulary
+    arbitrary_ids: tuple[str, ...]  # fields whose token ids carry no meaning and may be folded into a vocabulary
     requests: tuple[Request, ...]
     path: Path
     origin: str  # a sentence: which folder was used, and why
@@ -101,9 +99,7 @@ def locate(name_or_path: str) -> tuple[Path, str | None, str]:
         beside = "; it wins over the shipped corpus of that name" if name in shipped else ""
         return Path(name), view, f"path {name}{beside}"
     if name not in shipped:
-        raise CorpusError(
-            f"corpus {name!r}: neither a folder nor a shipped corpus; {did_you_mean(name, shipped)}"
-        )
+        raise CorpusError(f"corpus {name!r}: neither a folder nor a shipped corpus; {did_you_mean(name, shipped)}")
     return SHIPPED / name, view, f"shipped corpus {name}"
 
 
@@ -203,9 +199,7 @@ def check_claims(corpus: Corpus, manifest: Manifest, mistakes: list[str]) -> Non
     )
     for key, claimed, found in claims:
         if claimed != found:
-            place.at(key).say(
-                f"the requests give {found}, the manifest says {claimed}; freeze the corpus again"
-            )
+            place.at(key).say(f"the requests give {found}, the manifest says {claimed}; freeze the corpus again")
     listed = dict(manifest.files)
     for request in corpus.requests:
         for image in request.images:

@@ -33,9 +33,7 @@ def corpus_commands() -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @click.option("--name", help="Name of the corpus.  [default: the folder's name]")
 @click.option("--description", default="", help="One sentence for people.")
-@click.option(
-    "--engine", default="bundled", show_default=True, help="Engine whose model's tokenizer is used."
-)
+@click.option("--engine", default="bundled", show_default=True, help="Engine whose model's tokenizer is used.")
 @click.option("--model", default="smollm2", show_default=True, help="Model whose tokenizer is used.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="New tokens for lines that do not say.")
 @click.option(
@@ -100,9 +98,7 @@ def verify_command(corpora: tuple[str, ...]) -> None:
         except CorpusError as error:
             wrong.append(str(error))
         else:
-            click.echo(
-                f"{corpus.name}: {len(corpus.requests)} requests, digest {corpus.digest} ({corpus.origin})"
-            )
+            click.echo(f"{corpus.name}: {len(corpus.requests)} requests, digest {corpus.digest} ({corpus.origin})")
     if wrong:
         raise CorpusError("\n".join(wrong))
 
@@ -146,16 +142,12 @@ def frozen_lines(frozen: Frozen) -> list[str]:
     size = f"{len(corpus.requests)} requests, {corpus.prompt_tokens} prompt tokens"
     lines = [f"{corpus.path}: {size}, longest prompt {corpus.longest_prompt}", f"digest {corpus.digest}"]
     if frozen.named:
-        lines.append(
-            f"ids assigned by line number: {len(frozen.named)} ({frozen.named[0]} to {frozen.named[-1]})"
-        )
+        lines.append(f"ids assigned by line number: {len(frozen.named)} ({frozen.named[0]} to {frozen.named[-1]})")
     lines.extend(
         f"default {field} = {value} for {count} of {len(corpus.requests)} requests"
         for field, value, count in frozen.defaulted
     )
-    lines.extend(
-        f"dropped {field}, which decides no token, from {count} requests" for field, count in frozen.dropped
-    )
+    lines.extend(f"dropped {field}, which decides no token, from {count} requests" for field, count in frozen.dropped)
     lines.extend(f"seed {seed} derived for request {name}" for name, seed in frozen.seeds[:SEEDS_SHOWN])
     if len(frozen.seeds) > SEEDS_SHOWN:
         lines.append(f"... and {len(frozen.seeds) - SEEDS_SHOWN} more seeds, all in requests.jsonl")

@@ -178,9 +178,7 @@ def read_sampling(place: Place, value: object, *, vocab_size: int) -> Sampling:
 def check_sampling(place: Place, sampling: Sampling, vocab_size: int) -> None:
     """Notes what no single field shows."""
     if sampling.temperature > 0 and sampling.seed is None:
-        place.at("seed").mistake(
-            "a seed, because temperature is above 0", None, "add one (freeze assigns seeds)"
-        )
+        place.at("seed").mistake("a seed, because temperature is above 0", None, "add one (freeze assigns seeds)")
     if sampling.min_tokens > sampling.max_tokens:
         place.at("min_tokens").mistake(f"at most max_tokens ({sampling.max_tokens})", sampling.min_tokens)
     for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", dict(sampling.logit_bias))):
@@ -216,9 +214,7 @@ def request_json(request: Request) -> dict[str, object]:
         if messages is None
         else [{"role": message.role, "content": message.content} for message in messages],
         "sampling": sampling_json(request.sampling),
-        "grammar": None
-        if request.grammar is None
-        else {"kind": request.grammar.kind, "text": request.grammar.text},
+        "grammar": None if request.grammar is None else {"kind": request.grammar.kind, "text": request.grammar.text},
         "images": [{"sha256": image.sha256, "media_type": image.media_type} for image in request.images],
     }
 

@@ -101,13 +101,9 @@ def check_schema(schema: object, place: Place) -> None:
     elif not isinstance(schema, int) or isinstance(schema, bool):
         place.at("schema").mistake(f"the integer {SCHEMA}", schema)
     elif schema < SCHEMA:
-        place.at("schema").say(
-            f"schema {schema} is older than {SCHEMA}; freeze the corpus again from its source"
-        )
+        place.at("schema").say(f"schema {schema} is older than {SCHEMA}; freeze the corpus again from its source")
     elif schema > SCHEMA:
-        place.at("schema").say(
-            f"schema {schema} is newer than {SCHEMA}, which this samebits reads; upgrade samebits"
-        )
+        place.at("schema").say(f"schema {schema} is newer than {SCHEMA}, which this samebits reads; upgrade samebits")
 
 
 def manifest_of(place: Place, value: object) -> Manifest:
@@ -151,9 +147,7 @@ def read_files(place: Place, value: object) -> tuple[tuple[str, str], ...]:
     return tuple((name, read_digest(place.at(name), members[name])) for name in sorted(members))
 
 
-def content_digest(
-    tokenizer: TokenizerName, arbitrary_ids: Sequence[str], requests: Sequence[Request]
-) -> str:
+def content_digest(tokenizer: TokenizerName, arbitrary_ids: Sequence[str], requests: Sequence[Request]) -> str:
     """SHA-256 over the canonical content: one header line, then one line per request in order."""
     header: dict[str, object] = {
         "samebits-corpus": 1,

@@ -55,9 +55,7 @@ def take(corpus: Corpus, wanted: int | Sequence[str]) -> Corpus:
 
 def greedy(corpus: Corpus) -> Corpus:
     """The same requests at temperature 0 without a seed."""
-    return map_sampling(
-        corpus, "greedy", lambda request: replace(request.sampling, temperature=0.0, seed=None)
-    )
+    return map_sampling(corpus, "greedy", lambda request: replace(request.sampling, temperature=0.0, seed=None))
 
 
 def seeded(corpus: Corpus) -> Corpus:

@@ -70,28 +70,35 @@ def expand(traces: Traces, judged: Judged) -> Entries:
     begins = np.cumsum(rows.count) - rows.count
     token = rows.start[row] + np.arange(len(row)) - begins[row]
     request = rows.request[row]
-    newly = (
-        np.concatenate(([True], rows.request[1:] != rows.request[:-1])) if len(rows.count) else rows.rewound
-    )
+    newly = np.concatenate(([True], rows.request[1:] != rows.request[:-1])) if len(rows.count) else rows.rewound
     epoch = (np.cumsum(newly | rows.rewound) - 1)[row]
-    return Entries(
-        rows=rows, row=row, request=request, token=token, epoch=epoch, fresh=_fresh(request, token)
-    )
+    return Entries(rows=rows, row=row, request=request, token=token, epoch=epoch, fresh=_fresh(request, token))
 
 
-def lookup(entries: Entries, request: Int64, token: Int64) -> Int64:
-    """For each (request, token) the row of `entries` that first computed it, or -1."""
-    first = np.flatnonzero(entries.fresh)
-    span = 1 + max((int(part.max()) for part in (entries.token, token) if len(part)), default=0)
-    known = entries.request[first] * span + entries.token[first]
+def match(entries: Entries, other: Entries) -> Int64:
+    """For each of `entries` the row of `other` that computed the same token, or -1.
+
+    The n-th computation of a token is matched with its n-th in `other`, or with the last where there are fewer.
+    """
+    span = 1 + max((int(side.token.max()) for side in (entries, other) if len(side.token)), default=0)
+    known = other.request * span + other.token
     order = np.argsort(known, kind="stable")
-    wanted = request * span + token
-    where = np.searchsorted(known[order], wanted)
-    inside = where < len(known)
+    wanted = entries.request * span + entries.token
+    first = np.searchsorted(known[order], wanted, side="left")
+    computed = np.searchsorted(known[order], wanted, side="right") - first
     found = np.full(len(wanted), -1, dtype=np.int64)
-    hit = np.flatnonzero(inside)[known[order][where[inside]] == wanted[inside]]
-    found[hit] = entries.row[first[order[where[hit]]]]
+    hit = computed > 0
+    found[hit] = other.row[order[(first + np.minimum(_repetition(wanted), computed - 1))[hit]]]
     return found
+
+
+def _repetition(keys: Int64) -> Int64:
+    """How often each key occurred before, in order: 0 for the first time."""
+    order = np.argsort(keys, kind="stable")
+    ranked = keys[order]
+    before = np.empty(len(keys), dtype=np.int64)
+    before[order] = np.arange(len(keys)) - np.searchsorted(ranked, ranked, side="left")
+    return before
 
 
 def _fresh(request: Int64, token: Int64) -> Bool:

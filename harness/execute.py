@@ -23,6 +23,7 @@ from harness.lifetime import Event, Failure, LifetimeError, LifetimeProcess
 from harness.plan import Plan, Stage, companion_id
 from harness.progress import Progress
 from harness.request import Request
+from harness.settings import Settings
 from harness.store import Store, subject_fields
 
 
@@ -98,7 +99,8 @@ class Executor:
             return
         requests = case_requests(self.plan, case)
         tokens = planned_tokens(self.plan, case_id)
-        self.progress.case(f"{case.schedule.name} {case.replay} {describe(case)}", len(requests), tokens)
+        name = f"{case.schedule.name} {case.replay} {describe(case, self.plan.settings)}".rstrip()
+        self.progress.case(name, len(requests), tokens)
         event = process.ask(
             {"do": "capture", "case": case_id, "requests": [request_json(request) for request in requests],
              "schedule": dataclasses.asdict(case.schedule), "replay": case.replay, "golden": forced,
@@ -221,17 +223,8 @@ def planned_tokens(plan: Plan, case_id: str) -> int:
     return sum(request.sampling.max_tokens * request.sampling.n for request in case_requests(plan, case))
 
 
-def describe(case: Case) -> str:
-    """What tells this case's configuration apart, briefly."""
-    settings = dict(case.lifetime.settings)
-    names = (
-        "arithmetic",
-        "mode",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "threads",
-        "isa",
-        "compiler",
-        "tuning",
-    )
-    return " ".join(f"{name}={settings[name]}" for name in names if name in settings)
+def describe(case: Case, base: Settings = ()) -> str:
+    """What tells this case's configuration apart: settings that differ from `base` (all of them without one)."""
+    usual = dict(base)
+    changed = [f"{name}={value}" for name, value in case.lifetime.settings if usual.get(name) != value]
+    return " ".join([*changed, *(["restarted"] if case.lifetime.ordinal else [])])

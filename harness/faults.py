@@ -231,7 +231,7 @@ def recount(traces: Traces) -> Traces:
         return traces
     _, sizes = np.unique(steps.step, return_counts=True)
     return claim(
-        traces, max_running=int(sizes.max()), preemptions=int(traces.requests.preemptions.sum()),
+        traces, max_running=int(sizes.max(initial=0)), preemptions=int(traces.requests.preemptions.sum()),
         steps=len(sizes), tokens_computed=int(steps.count.sum()),
     )  # fmt: skip
 

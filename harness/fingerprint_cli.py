@@ -21,7 +21,7 @@ from harness.fingerprint import CLASSES, Fingerprint, diff, fingerprint_of
 from harness.host import host_fields
 from harness.variables import NOT_SET
 
-Subject = Callable[[str, str], tuple[Field, ...]]  # (engine, model) to the fields the engine alone can know
+Subject = Callable[[str, str], tuple[Field, ...]]  # (engine, model) to the fields of the engine's process
 
 _MEANING: dict[FieldClass, str] = {
     "identity": "must match for equal bits to be expected at all",
@@ -31,10 +31,10 @@ _MEANING: dict[FieldClass, str] = {
 
 
 def build_command(subject: Subject | None = None) -> click.Group:
-    """The `fingerprint` command. `subject` starts an engine with a model and returns its own fields."""
+    """The `fingerprint` command. `subject` starts an engine with a model and returns its process's fields."""
 
     @click.group("fingerprint", invoke_without_command=True)
-    @click.option("--engine", metavar="NAME", help="Start this engine and add its own fields (with --model).")
+    @click.option("--engine", metavar="NAME", help="Start this engine and show its process's fields (with --model).")
     @click.option("--model", metavar="NAME", help="The model the engine loads.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, as `fingerprint diff` reads it.")
     @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON to FILE.")
@@ -93,12 +93,12 @@ def _gather(subject: Subject | None, engine: str | None, model: str | None) -> F
     if engine is None and model is None:
         return fingerprint_of(host)
     if engine is None or model is None:
-        raise UsageError(
-            "fingerprint: --engine and --model go together; give both, or neither for the host alone"
-        )
+        raise UsageError("fingerprint: --engine and --model go together; give both, or neither for the host alone")
     if subject is None:
         raise UsageError("fingerprint: this command line was built without engines; leave out --engine")
-    return fingerprint_of(host, subject(engine, model))
+    fields = subject(engine, model)
+    told = {field.name for field in fields}  # the engine's process may describe its host itself
+    return fingerprint_of(fields, (field for field in host if field.name not in told))
 
 
 def _show(fingerprint: Fingerprint, *, as_json: bool, out: Path | None) -> None:
@@ -112,9 +112,7 @@ def _show(fingerprint: Fingerprint, *, as_json: bool, out: Path | None) -> None:
 
 
 def _print_sections(fingerprint: Fingerprint) -> None:
-    unset = [
-        field for field in fingerprint.fields if field.name.startswith("env.") and field.value == NOT_SET
-    ]
+    unset = [field for field in fingerprint.fields if field.name.startswith("env.") and field.value == NOT_SET]
     for field_class in CLASSES:
         click.echo(f"{field_class}: {_MEANING[field_class]}")
         for field in fingerprint.fields:

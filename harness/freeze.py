@@ -32,8 +32,8 @@ from harness.corpus_manifest import (
 )
 from harness.corpus_view import derive_seed
 from harness.engine import Tokenizer
-from harness.errors import CorpusError
-from harness.request import Request
+from harness.errors import CorpusError, ModelError
+from harness.request import Message, Request
 from harness.strict_json import MISSING, Place, parse_json, raise_mistakes
 from harness.traffic import Draft, read_line
 
@@ -190,15 +190,23 @@ def prompt_json(draft: Draft) -> object:
 def prompt_ids(draft: Draft, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Token ids of a line's prompt; one without tokens is noted as a mistake."""
     if draft.messages is not None:
-        ids = tokenizer.encode_chat([(message.role, message.content) for message in draft.messages])
-    elif draft.text is not None:
+        return chat_ids(draft, draft.messages, tokenizer)
+    if draft.text is not None:
         ids = tokenizer.encode(draft.text)
-    else:
-        place = draft.place.at("prompt_token_ids")
-        return read_ids(place, draft.ids, vocab_size=tokenizer.vocab_size, empty=False)
-    if not ids and draft.text != "":  # an empty text is noted where it is read
-        draft.place.say("the prompt has no tokens in this tokenizer; write a longer one or remove the line")
-    return ids
+        if not ids and draft.text:  # an empty text is noted where it is read
+            draft.place.say("the prompt has no tokens in this tokenizer; write a longer one or remove the line")
+        return ids
+    place = draft.place.at("prompt_token_ids")
+    return read_ids(place, draft.ids, vocab_size=tokenizer.vocab_size, empty=False)
+
+
+def chat_ids(draft: Draft, messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Token ids of messages; a template that refuses them is noted as a mistake of the line."""
+    try:
+        return tokenizer.encode_chat([(message.role, message.content) for message in messages])
+    except ModelError as error:
+        draft.place.at("messages").say(str(error))
+        return ()
 
 
 def make_manifest(order: Order, requests: Sequence[Request], files: Mapping[str, bytes]) -> Manifest:
@@ -230,9 +238,7 @@ def report(corpus: Corpus, filled: Sequence[Filled]) -> Frozen:
     return Frozen(
         corpus=corpus,
         named=tuple(item.request.id for item in filled if item.draft.id is None),
-        seeds=tuple(
-            (item.request.id, item.request.sampling.seed or 0) for item in filled if item.seed_derived
-        ),
+        seeds=tuple((item.request.id, item.request.sampling.seed or 0) for item in filled if item.seed_derived),
         defaulted=tuple((key, value, count) for (key, value), count in sorted(defaulted.items())),
         dropped=tuple(sorted(dropped.items())),
     )

@@ -3,7 +3,7 @@
 It does not know engines, files or time. The rules it keeps are its steps, in this order; the first that has something
 to say decides:
 
-1. a capture that is missing, copied, self-contradictory or incomparable is ERROR; an engine's refusal UNSUPPORTED;
+1. a capture that is missing, incomplete, copied, self-contradictory or incomparable is ERROR; a refusal UNSUPPORTED;
 2. a floor that differs is FAIL as run-to-run, and no axis is blamed;
 3. a fingerprint field that differs and does not belong to the axis is INSUFFICIENT;
 4. any differing position is FAIL, witnessed or not;
@@ -15,7 +15,7 @@ to say decides:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.axis import Axis
@@ -24,6 +24,7 @@ from harness.claims import check_claims
 from harness.compare import Comparison, compare, strongest_rule
 from harness.diagnose import diagnose
 from harness.engine import Replay, Rule
+from harness.expected import Expected, missing_from
 from harness.faults import plant_one_ulp
 from harness.fingerprint import fingerprint_of, undeclared
 from harness.judged import ComparisonError, find_judged
@@ -53,9 +54,9 @@ class _Arms:
     varied: Capture
 
 
-def judge(pair: Pair, captures: Captures) -> Verdict:
-    """The verdict of a pair; `captures` holds what each of its cases came to."""
-    verdict = _judge(pair, captures)
+def judge(pair: Pair, captures: Captures, expected: Mapping[str, Sequence[Expected]]) -> Verdict:
+    """The verdict of a pair. `captures` holds what each of its cases came to, `expected` what each must hold."""
+    verdict = _judge(pair, whole_captures(pair, captures, expected))
     expect = pair.cell.expect
     if expect is None or verdict.verdict is VerdictName.UNSUPPORTED:
         return verdict
@@ -64,6 +65,22 @@ def judge(pair: Pair, captures: Captures) -> Verdict:
         return dataclasses.replace(verdict, expected=expected, reason=f"as declared: {verdict.reason}")
     reason = f"the cell's point is to show {expected}, but it came to {verdict.verdict}: {verdict.reason}"
     return dataclasses.replace(verdict, verdict=VerdictName.INSUFFICIENT, reason=reason)
+
+
+def whole_captures(
+    pair: Pair, captures: Captures, expected: Mapping[str, Sequence[Expected]]
+) -> dict[str, Capture | Failure]:
+    """The pair's captures; one that lacks a part of what was asked for becomes a Failure that says so."""
+    result: dict[str, Capture | Failure] = {}
+    for case in pair.cases:
+        capture = captures.get(case)
+        if isinstance(capture, Capture):
+            missing = missing_from(capture.traces, expected[case])
+            if missing:
+                capture = Failure(kind="error", message="; ".join(missing), log_tail=())
+        if capture is not None:
+            result[case] = capture
+    return result
 
 
 def _judge(pair: Pair, captures: Captures) -> Verdict:

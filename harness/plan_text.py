@@ -13,23 +13,29 @@ START_S = 2.5
 
 def plan_text(plan: Plan) -> str:
     """Stages with their cases, pairs with their controls, totals and a rough estimate."""
-    counts = plan.counts
+    settings = " ".join(f"{name}={value}" for name, value in plan.settings)
     lines = [
         f"matrix {plan.matrix.name} ({plan.matrix.path})",
-        f"engine {plan.engine}, model {plan.model}",
+        f"engine {plan.engine}, model {plan.model}, {settings}",
         "",
     ]
     numbers = {case: index for index, case in enumerate((c for stage in plan.stages for c in stage.cases), start=1)}
     for index, stage in enumerate(plan.stages, start=1):
-        lines.append(f"lifetime {index}: {describe(plan.cases[stage.cases[0]])} model={stage.lifetime.model}"
-                     f"{' (restarted)' if stage.lifetime.ordinal else ''}")  # fmt: skip
+        changed = describe(plan.cases[stage.cases[0]], plan.settings) or "as above"
+        lines.append(f"lifetime {index}: {changed}, model {stage.lifetime.model}")
         lines += [f"  case {numbers[case]:>3}  {_case_line(plan, case, numbers)}" for case in stage.cases]
     lines += ["", "pairs"]
     lines += [f"  {_pair_line(pair, numbers)}" for pair in plan.pairs]
-    lines += ["", f"{counts['cells']} cells, {counts['pairs']} pairs, {counts['cases']} cases, "
-              f"{counts['lifetimes']} lifetimes; about {estimate_s(plan) / 60:.1f} minutes for SmolLM2-135M in float32 "
-              "on two cores"]  # fmt: skip
+    lines += ["", _totals(plan)]
     return "\n".join(lines)
+
+
+def _totals(plan: Plan) -> str:
+    counts = plan.counts
+    return (
+        f"{counts['cells']} cells, {counts['pairs']} pairs, {counts['cases']} cases, {counts['lifetimes']} lifetimes; "
+        f"about {estimate_s(plan) / 60:.1f} minutes for SmolLM2-135M in float32 on two cores"
+    )
 
 
 def estimate_s(plan: Plan) -> float:

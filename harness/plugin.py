@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the marker and, when the matrix is asked for, adds its path to what is collected."""
     config.addinivalue_line("markers", f"{MARK}: a cell of the reproducibility matrix; runs an engine")
-    if config.pluginmanager.hasplugin("dsession"):
+    if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(XdistHooks(config), "samebits-xdist")
     matrices = config.getoption("samebits_matrix")
     if not _asked_for(config) and matrices is None:
@@ -208,7 +208,7 @@ class MatrixSession:
         from harness.judge import judge
         from harness.lifetime import DEADLINE_S
         from harness.progress import open_progress
-        from harness.run import load_captures
+        from harness.run import expected_captures, load_captures
 
         plan = self._merged(wanted)
         adapter = registry.adapter(plan.engine)
@@ -217,10 +217,10 @@ class MatrixSession:
         with FileLock(self.folder / "lock"):
             executor = Executor(plan, adapter, self.folder, self.nonce, progress, DEADLINE_S)
             failures = executor.run().failures
-        captures = load_captures(plan, executor.store, failures)
+        captures, expected = load_captures(plan, executor.store, failures), expected_captures(plan)
         for file, label in wanted:
             pair = next(pair for pair in self.plan_of(file).pairs if pair.label == label)
-            self.verdicts[f"{file}::{label}"] = judge(pair, captures)
+            self.verdicts[f"{file}::{label}"] = judge(pair, captures, expected)
 
     def _merged(self, wanted: list[tuple[Path, str]]) -> Plan:
         """One plan over the wanted pairs of several files, so that they share cases and engine processes."""

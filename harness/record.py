@@ -144,7 +144,7 @@ def _case_record(plan: Plan, case_id: str, captures: Captures, execution: Execut
         "replay": case.replay,
         "repetition": case.repetition,
         "configuration": dict(case.lifetime.settings),
-        "summary": describe(case),
+        "summary": describe(case, plan.settings),
         "lifetime": case.lifetime.id,
         "requests": len(case.requests),
         "positions": int(made.traces.requests.length.sum()) if made else None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from harness.corpus_manifest import TokenizerName
 from harness.corpus_view import with_requests
 from harness.engine import Tokenizer
+from harness.errors import ModelError
 from harness.request import Request, Sampling
 from harness.strict_json import raise_mistakes
 
@@ -30,19 +31,19 @@ def retokenise(corpus: Corpus, tokenizer: Tokenizer, *, name: str = "another tok
     if tokenizer.digest == corpus.tokenizer.digest:
         return corpus
     mistakes: list[str] = []
-    requests = [
-        encode_again(request, tokenizer, corpus.arbitrary_ids, mistakes) for request in corpus.requests
-    ]
+    requests = [encode_again(request, tokenizer, corpus.arbitrary_ids, mistakes) for request in corpus.requests]
     raise_mistakes(f"corpus {corpus.name}: cannot be re-tokenised", mistakes)
     named = TokenizerName(name=name, digest=tokenizer.digest, vocab_size=tokenizer.vocab_size)
     return with_requests(replace(corpus, tokenizer=named), requests)
 
 
-def encode_again(
-    request: Request, tokenizer: Tokenizer, arbitrary_ids: Iterable[str], mistakes: list[str]
-) -> Request:
+def encode_again(request: Request, tokenizer: Tokenizer, arbitrary_ids: Iterable[str], mistakes: list[str]) -> Request:
     """One request for `tokenizer`; what cannot be carried over is noted."""
-    ids = encode_prompt(request, tokenizer)
+    try:
+        ids = encode_prompt(request, tokenizer)
+    except ModelError as error:  # a chat template that refuses the messages, or none at all
+        mistakes.append(f"request {request.id!r}: {error}")
+        return request
     if ids is None and "prompt_token_ids" in arbitrary_ids:
         ids = tuple(token % tokenizer.vocab_size for token in request.prompt_token_ids)
     if not ids:
@@ -65,9 +66,7 @@ def encode_prompt(request: Request, tokenizer: Tokenizer) -> tuple[int, ...] | N
     return None
 
 
-def fold_sampling(
-    request: Request, vocab_size: int, arbitrary_ids: frozenset[str], mistakes: list[str]
-) -> Sampling:
+def fold_sampling(request: Request, vocab_size: int, arbitrary_ids: frozenset[str], mistakes: list[str]) -> Sampling:
     """The request's sampling with its arbitrary ids folded; ids that mean something are noted."""
     sampling = request.sampling
     mistakes.extend(

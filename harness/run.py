@@ -19,7 +19,8 @@ from pathlib import Path
 from harness.capture import Capture
 from harness.engine import Adapter
 from harness.errors import OutputError, StoreError, UsageError
-from harness.execute import Executor
+from harness.execute import Executor, case_requests
+from harness.expected import Expected, expected_of
 from harness.fingerprint import fingerprint_of
 from harness.gate import decide
 from harness.host import host_fields
@@ -73,7 +74,13 @@ def run(request: RunRequest, report: Reporter) -> dict[str, object]:
 
 def judge_all(plan: Plan, captures: Captures) -> tuple[Verdict, ...]:
     """A verdict for every planned pair."""
-    return tuple(judge(pair, captures) for pair in plan.pairs)
+    expected = expected_captures(plan)
+    return tuple(judge(pair, captures, expected) for pair in plan.pairs)
+
+
+def expected_captures(plan: Plan) -> dict[str, tuple[Expected, ...]]:
+    """What the capture of each case must hold."""
+    return {case_id: expected_of(case_requests(plan, case), case.requests) for case_id, case in plan.cases.items()}
 
 
 def load_captures(plan: Plan, store: Store, failures: Mapping[str, Failure]) -> dict[str, Capture | Failure]:

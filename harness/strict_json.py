@@ -86,9 +86,7 @@ def parse_json(place: Place, raw: bytes) -> object:
     try:
         value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=members)
     except UnicodeDecodeError as error:
-        place.say(
-            f"expected UTF-8, found byte 0x{raw[error.start]:02x} at byte {error.start}; save it as UTF-8"
-        )
+        place.say(f"expected UTF-8, found byte 0x{raw[error.start]:02x} at byte {error.start}; save it as UTF-8")
         return MISSING
     except (
         ValueError,
@@ -123,12 +121,7 @@ def read_object(
 
 def read_integer(place: Place, value: object, *, low: int, high: int | None = None) -> int:
     """An integer from `low` to `high`, both included; `low` after a noted mistake."""
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and value >= low
-        and (high is None or value <= high)
-    ):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high):
         return value
     if value is not MISSING:
         place.mistake(f"an integer {bounds(low, high)}", value)
@@ -159,9 +152,7 @@ def as_float(value: float) -> float:
 def bounds(low: float, high: float | None, *, above: bool = False) -> str:
     """A range in words; empty when there is no bound."""
     lower = "" if low == -math.inf else f"above {low:g}" if above else f"of at least {low:g}"
-    upper = (
-        "" if high is None or high == math.inf else f"at most {high:g}" if high < 1e6 else f"at most {high}"
-    )
+    upper = "" if high is None or high == math.inf else f"at most {high:g}" if high < 1e6 else f"at most {high}"
     return " and ".join(part for part in (lower, upper) if part)
 
 
@@ -170,9 +161,7 @@ def read_string(place: Place, value: object, *, empty: bool = False) -> str:
     if isinstance(value, str) and (value or empty):
         if not any("\ud800" <= character <= "\udfff" for character in value):
             return value
-        place.say(
-            "the text holds half of a surrogate pair, which is no Unicode character; remove or repair it"
-        )
+        place.say("the text holds half of a surrogate pair, which is no Unicode character; remove or repair it")
     elif value is not MISSING:
         place.mistake("a string" if empty else "a string that is not empty", value)
     return ""

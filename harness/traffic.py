@@ -118,9 +118,7 @@ def read_parts(place: Place, value: object, pictures: list[Picture]) -> str:
         kind = part.get("type", MISSING) if isinstance(part, dict) else MISSING
         if kind == "image_url":
             fields = read_object(at, part, required=("type", "image_url"))
-            url = read_object(
-                at.at("image_url"), fields["image_url"], required=("url",), optional=("detail",)
-            )
+            url = read_object(at.at("image_url"), fields["image_url"], required=("url",), optional=("detail",))
             pictures.extend(read_picture(at.at("image_url").at("url"), url["url"]))
         elif kind == "text":
             fields = read_object(at, part, required=("type", "text"))
@@ -138,9 +136,7 @@ def read_picture(place: Place, value: object) -> list[Picture]:
     head, comma, body = url.partition(",")
     media_type = head.removeprefix("data:").removesuffix(";base64")
     if not url.startswith("data:"):
-        place.mistake(
-            "a data: URL", value, "a remote image may change; embed its bytes as data:image/png;base64,..."
-        )
+        place.mistake("a data: URL", value, "a remote image may change; embed its bytes as data:image/png;base64,...")
         return []
     if not comma or not head.endswith(";base64") or media_type not in PICTURES:
         place.mistake(f"data:TYPE;base64,BYTES with TYPE one of {', '.join(PICTURES)}", value)

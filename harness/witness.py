@@ -3,7 +3,8 @@
 It does not know cells, verdicts or engines' claims (`harness.claims` checks those). Rules: evidence is read from the
 step tables, per request; a position is witnessed if it, or any position it attends to, was computed under a varied
 condition; keys and values that were recomputed count as the recomputation made them; what a table does not show is not
-witnessed; a token that one arm never computed (it came from a cache) varies in nothing but the kind `cached`.
+witnessed; a token is compared with the same token of the reference, recomputation with recomputation; one that an arm
+never computed (it came from a cache) varies in nothing but the kind `cached`.
 
 The kinds:
 
@@ -26,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.axis import WitnessKind
-from harness.claims import check_claims
-from harness.entries import Entries, Rows, expand, lookup
+from harness.claims import check_claims, find_malformed
+from harness.entries import Entries, Rows, expand, match
 from harness.judged import Alignment, ComparisonError, RequestKey, align
 from harness.traces import Bool, Int64, Traces
 
@@ -53,7 +54,8 @@ class Witness:
 def witnessed(reference: Traces, variant: Traces, kind: WitnessKind, reason: str = "") -> Witness:
     """Finds the witnessed positions. `reason` is required for kind `all`, and is what the caller observed.
 
-    Raises ComparisonError when the arms hold different requests, or `all` comes without a reason.
+    Raises ComparisonError when the arms hold different requests, a step table cannot be read, or `all` comes without a
+    reason.
     """
     alignment = align(reference, variant)
     nothing = np.zeros(alignment.reference.positions, dtype=np.bool_)
@@ -64,6 +66,10 @@ def witnessed(reference: Traces, variant: Traces, kind: WitnessKind, reason: str
     if variant.steps is None or reference.steps is None:
         side = "variant" if variant.steps is None else "reference"
         return _witness(kind, alignment, nothing, f"the {side} shows no step table, so nothing is witnessed")
+    for side, traces, steps in (("reference", reference, reference.steps), ("variant", variant, variant.steps)):
+        malformed = find_malformed(steps, len(traces.requests.id))
+        if malformed:
+            raise ComparisonError(f"{side}: {'; '.join(malformed)}")
     arms = _Arms(reference, variant, alignment, expand(variant, alignment.variant))
     mask = _spread(arms, _FINDERS[kind](arms))
     return _witness(kind, alignment, mask, _SENTENCES[kind])
@@ -72,7 +78,9 @@ def witnessed(reference: Traces, variant: Traces, kind: WitnessKind, reason: str
 def _witness(kind: WitnessKind, alignment: Alignment, mask: Bool, sentence: str) -> Witness:
     offsets = alignment.reference.offsets
     per_request = np.add.reduceat(mask.astype(np.int64), offsets[:-1])
-    reached = f"{int(mask.sum())} of {len(mask)} positions in {int((per_request > 0).sum())} of {len(per_request)} requests"
+    reached = (
+        f"{int(mask.sum())} of {len(mask)} positions in {int((per_request > 0).sum())} of {len(per_request)} requests"
+    )
     return Witness(
         kind=kind, mask=mask, keys=alignment.keys, per_request=per_request, sentence=f"{sentence}: {reached}"
     )
@@ -89,7 +97,7 @@ class _Arms(NamedTuple):
     def in_reference(self) -> tuple[Rows, Int64]:
         """The reference's rows, and for each entry the row that computed the same token there, or -1."""
         entries = expand(self.reference, self.alignment.reference)
-        return entries.rows, lookup(entries, self.entries.request, self.entries.token)
+        return entries.rows, match(self.entries, entries)
 
 
 def _find_composition(arms: _Arms) -> Bool:

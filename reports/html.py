@@ -7,11 +7,13 @@ anywhere, no script runs; a verdict is told by word and mark, never by colour al
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reports import words
+from reports.decision import Status, by_severity, decide, status, tally, unjudged
 from reports.environment import sections
 from reports.reader import read_run
 from reports.record import Run, Verdict
@@ -20,6 +22,7 @@ from reports.writing import write_whole
 
 TEMPLATES = Path(__file__).parent / "templates"
 OPEN_AT_MOST = 12  # details of open verdicts that start unfolded
+STRIPS_SHOWN = 20  # requests of a picture that are shown unfolded
 LAST_LINES = 15  # of an engine's log that are shown unfolded
 
 _MARKS = {"good": "✓", "bad": "✗", "open": "?", "idle": "–"}
@@ -34,26 +37,19 @@ def write_report(run: Mapping[str, object], path: Path) -> None:
 def render_report(run: Mapping[str, object]) -> str:
     """The page as text. Raises StoreError for another schema."""
     record = read_run(run)
-    ranked = words.by_severity(record.verdicts)
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            run=record,
-            decision=words.decide(record),
-            tally=_tally(record),
-            unjudged=words.unjudged(record),
-            warnings=_warnings(record),
-            verdicts=ranked,
-            unfolded={verdict.label for verdict in ranked if words.status(verdict) in ("bad", "open")},
-            open_at_most=OPEN_AT_MOST,
-        last_lines=LAST_LINES,
-            sections=sections(record.fingerprint),
-            marks=_MARKS,
-        )
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        run=record,
+        decision=decide(record),
+        tally=_tally(record),
+        unjudged=unjudged(record),
+        warnings=_warnings(record),
+        verdicts=by_severity(record.verdicts),
+        sections=sections(record.fingerprint),
     )
 
 
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -64,19 +60,28 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(short=_short_digest, utc=_utc, number=words.number, small=words.small, seconds=_seconds)
-    environment.globals.update(words=words, draw_strips=draw_strips, mark=_mark)
+    environment.globals.update(
+        words=words,
+        status_of=status,
+        mark=_mark,
+        marks=_MARKS,
+        draw_strips=draw_strips,
+        open_at_most=OPEN_AT_MOST,
+        last_lines=LAST_LINES,
+        strips_shown=STRIPS_SHOWN,
+    )
     return environment
 
 
 def _mark(verdict: Verdict) -> str:
     """One character for a verdict, beside its word."""
-    return _VERDICT_MARKS.get(verdict.verdict, _MARKS[words.status(verdict)])
+    return _VERDICT_MARKS.get(verdict.verdict, _MARKS[status(verdict)])
 
 
-def _tally(record: Run) -> list[tuple[words.Status, str, int]]:
+def _tally(record: Run) -> list[tuple[Status, str, int]]:
     """(status, verdict in words, how many), worst first."""
-    statuses = {words.verdict_words(verdict): words.status(verdict) for verdict in record.verdicts}
-    return [(statuses[name], name, amount) for name, amount in words.tally(record)]
+    statuses = {words.verdict_words(verdict): status(verdict) for verdict in record.verdicts}
+    return [(statuses[name], name, amount) for name, amount in tally(record)]
 
 
 def _warnings(record: Run) -> list[str]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
+from reports.decision import decide, unjudged
 from reports.reader import read_run
 from reports.record import Run, Verdict
-from reports.words import axis_words, decide, failure_lines, notes, unjudged
+from reports.words import axis_words, failure_lines, notes
 
 Outcome = tuple[str, str]  # (element, type): ("failure", "FAIL"); ("", "") passes
 
@@ -108,7 +109,7 @@ def _seconds(record: Run, verdict: Verdict) -> float | None:
 def _add_decision(suite: ET.Element, record: Run) -> None:
     """A case of its own for what no verdict shows: unjudged pairs, or an exit code without a failed cell."""
     missing = unjudged(record)
-    failing = any(suite.iter("failure")) or any(suite.iter("error"))
+    failing = suite.find(".//failure") is not None or suite.find(".//error") is not None
     if not missing and (failing or record.exit_code == 0):
         return
     case = ET.SubElement(suite, "testcase", classname=record.matrix.name or "samebits", name="the run's decision")

@@ -10,20 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from reports.decision import by_severity, decide, status, tally, unjudged
 from reports.reader import read_run
 from reports.record import Run, Verdict
 from reports.words import (
     axis_words,
-    by_severity,
     control_words,
-    decide,
     failure_lines,
     floor_words,
     number,
     one_line,
-    status,
-    tally,
-    unjudged,
     verdict_words,
     weak_words,
 )
@@ -53,7 +49,10 @@ def _head(record: Run) -> str:
         "",
         f"{plain(_short(record.outcome or decision.meaning))} (exit code {number(record.exit_code)})",
         "",
-        f"matrix {code(record.matrix.name)}, engine {code(record.engine)}, model {code(record.model)}: {plain(counts)}",
+        (
+            f"matrix {code(record.matrix.name)}, engine {code(record.engine)}, model {code(record.model)}: "
+            f"{plain(_short(counts))}"
+        ),
     ]
     missing = unjudged(record)
     return "\n".join([*lines, "", f"**{plain(missing)}**", ""] if missing else [*lines, ""])
@@ -91,7 +90,7 @@ def _row(verdict: Verdict) -> str:
     comparison = verdict.comparison
     weak = " ⚠️ weak corpus" if weak_words(verdict) else ""
     entries = (
-        f"{_MARKS[status(verdict)]} {plain(verdict_words(verdict))}{weak}",
+        f"{_MARKS[status(verdict)]} {plain(_short(verdict_words(verdict)))}{weak}",
         code(verdict.label),
         code(axis_words(verdict)),
         plain(_short(verdict.rule)),
@@ -110,7 +109,7 @@ def _tail(record: Run) -> str:
     lines += [f"- {len(weak) - 5} more weak corpora"] if len(weak) > 5 else []
     comparator = sum(verdict.control is not None and verdict.control.kind == "planted" for verdict in record.verdicts)
     lines += [f"- {comparator:,} with control: comparator only"] if comparator else []
-    lines += [f"- {plain(name)}: {plain(_short(value))}" for name, value in record.cost[:5]]
+    lines += [f"- {plain(_short(f'{name}: {value}'))}" for name, value in record.cost[:5]]
     where = f"samebits {record.samebits}, finished {record.finished}, matrix digest {record.matrix.digest}"
     return "\n".join([*lines, "", f"<sub>{plain(_short(where))}</sub>", ""])
 

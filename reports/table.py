@@ -12,22 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from reports.decision import Status, status, tally, unjudged
 from reports.reader import read_run, read_verdict
 from reports.record import Run, Verdict
-from reports.words import (
-    Status,
-    control_words,
-    failure_lines,
-    floor_words,
-    is_weak,
-    notes,
-    number,
-    one_line,
-    status,
-    tally,
-    unjudged,
-    verdict_words,
-)
+from reports.words import control_words, failure_lines, floor_words, is_weak, notes, number, one_line, verdict_words
 
 COLUMNS = ("verdict", "cell", "rule", "positions", "witnessed", "floor", "control")
 _NUMBERS = ("positions", "witnessed")

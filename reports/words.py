@@ -6,81 +6,9 @@ shown as 0; a sentence carries its units; one line is one line, whatever an engi
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
-
-from reports.record import Comparison, Control, Diagnosis, First, Floor, Run, Verdict
-
-SEVERITY = ("ERROR", "FAIL", "INSUFFICIENT", "UNSUPPORTED", "APPROVED", "PASS")  # worst first
-Status = Literal["good", "bad", "open", "idle"]
+from reports.record import Comparison, Control, Diagnosis, First, Floor, Verdict
 
 _LINE = 300  # characters of a line of a five-line failure
-
-
-class Decision(NamedTuple):
-    """What a run came to, for the top of a report."""
-
-    title: str
-    meaning: str
-    status: Status
-
-
-_DECISIONS: dict[int | None, Decision] = {
-    0: Decision("Accepted", "every planned cell was judged and none is open", "good"),
-    1: Decision("Rejected", "a cell failed and nobody has signed for it", "bad"),
-    2: Decision("Not run", "the command line, a cell, a corpus or a policy file cannot be used", "bad"),
-    3: Decision("Not shown", "the evidence is not enough to accept or reject", "open"),
-    4: Decision("Engine error", "an engine did not answer or answered wrongly", "bad"),
-    5: Decision("Approval not valid", "an approval that the run calls upon is invalid, expired or changed", "bad"),
-    130: Decision("Interrupted", "the run was stopped before its end and can be resumed", "open"),
-}
-
-
-def decide(run: Run) -> Decision:
-    """The decision behind the exit code; never a good one when pairs were left unjudged."""
-    decision = _DECISIONS.get(run.exit_code)
-    if decision is None:
-        return Decision("No decision", f"the record's exit code is {run.exit_code}, which means nothing here", "bad")
-    if decision.status == "good" and unjudged(run):
-        return Decision("Not shown", f"exit code 0, yet {unjudged(run)}", "bad")
-    return decision
-
-
-def unjudged(run: Run) -> str:
-    """Says what was planned and has no verdict here; empty when everything has one."""
-    planned, found = run.plan.pairs, len(run.verdicts)
-    if planned is None:
-        return "" if found else "nothing was judged"
-    if found == 0:
-        return f"none of {count(planned, 'planned pair')} was judged"
-    return f"{found:,} of {count(planned, 'planned pair')} were judged" if found != planned else ""
-
-
-def status(verdict: Verdict) -> Status:
-    """How a verdict weighs on a release."""
-    if verdict.is_expected or verdict.verdict in ("PASS", "APPROVED"):
-        return "good"
-    if verdict.verdict == "UNSUPPORTED":
-        return "idle" if verdict.foreseen else "open"
-    return "open" if verdict.verdict == "INSUFFICIENT" else "bad"
-
-
-def by_severity(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Worst first; verdicts that are expected rank with the good ones, before PASS. Stable otherwise."""
-    return sorted(verdicts, key=_rank)
-
-
-def _rank(verdict: Verdict) -> int:
-    if verdict.is_expected:
-        return SEVERITY.index("APPROVED")
-    return SEVERITY.index(verdict.verdict) if verdict.verdict in SEVERITY else -1
-
-
-def tally(run: Run) -> tuple[tuple[str, int], ...]:
-    """(verdict in words, how many), worst first."""
-    counts = Counter(verdict_words(verdict) for verdict in by_severity(run.verdicts))
-    return tuple(counts.items())
 
 
 def verdict_words(verdict: Verdict) -> str:
@@ -139,15 +67,28 @@ def field_words(comparison: Comparison | None) -> str:
     return ", ".join(f"{name} {amount:,}" for name, amount in comparison.differing)
 
 
-def spread_words(comparison: Comparison | None) -> str:
-    """How many positions and requests differ."""
-    if comparison is None:
+def spread_words(verdict: Verdict) -> str:
+    """How many positions and requests differ; for a floor that differs, by the requests of its diagnosis."""
+    comparison, diagnosis = verdict.comparison, verdict.diagnosis
+    if comparison is not None:
+        return (
+            f"{number(comparison.differing_positions)} of {count(comparison.positions, 'position')} "
+            f"in {number(comparison.differing_requests)} of {count(comparison.requests, 'request')}; "
+            f"{number(comparison.witnessed)} positions witnessed"
+        )
+    if diagnosis is None or not diagnosis.per_request:
         return "nothing compared"
-    return (
-        f"{number(comparison.differing_positions)} of {count(comparison.positions, 'position')} "
-        f"in {number(comparison.differing_requests)} of {count(comparison.requests, 'request')}; "
-        f"{number(comparison.witnessed)} positions witnessed"
-    )
+    rows = diagnosis.per_request
+    positions, differing = sum(row.positions or 0 for row in rows), sum(row.differing or 0 for row in rows)
+    requests = sum(row.first is not None for row in rows)
+    return f"{differing:,} of {count(positions, 'position')} in {requests:,} of {count(len(rows), 'request')}"
+
+
+def arms(verdict: Verdict) -> tuple[str, str]:
+    """What the two sides of a difference are: reference and variant, or the reference captured twice."""
+    if verdict.floor is not None and verdict.floor.verdict == "different":
+        return "reference", "reference again"
+    return f"reference ({verdict.axis.reference})", f"variant ({verdict.axis.variant})"
 
 
 def first_words(first: First | None, arrow: str = "->") -> str:
@@ -232,7 +173,7 @@ def _difference(verdict: Verdict) -> list[tuple[str, str]]:
     diagnosis = verdict.diagnosis
     return [
         ("first", first_words(diagnosis.first if diagnosis else None)),
-        ("how many", spread_words(verdict.comparison)),
+        ("how many", spread_words(verdict)),
         ("size", size_words(diagnosis)),
         ("layer", layer_words(verdict)),
     ]

@@ -99,9 +99,7 @@ class Engine:
         """Raises ComputeError if pages are still held though nothing runs."""
         pages = self.scheduler.pages
         if not self.has_work and pages.free != pages.count:
-            msg = (
-                f"{pages.count - pages.free} of {pages.count} KV pages are still held though no request runs"
-            )
+            msg = f"{pages.count - pages.free} of {pages.count} KV pages are still held though no request runs"
             raise ComputeError(msg)
 
     def _write_down(self, slices: list[Slice]) -> None:
@@ -125,9 +123,7 @@ class Engine:
         return finished
 
     def _check_numbers(self, logits: Float32, sequences: list[Sequence]) -> None:
-        """Raises ComputeError naming the first sequence and position whose logits (W, vocab) are not all
-        finite.
-        """
+        """Raises ComputeError naming the first sequence and position whose logits (W, vocab) are not all finite."""
         if logits.shape != (expected := (len(sequences), self.model.vocab_size)):
             msg = f"the arithmetic returned logits of shape {logits.shape}, expected {expected}"
             raise ComputeError(msg)
@@ -141,18 +137,12 @@ class Engine:
             raise ComputeError(msg)
 
     def _report(self, sequence: Sequence, logits: Float32, logprobs: Float32) -> Position:
-        """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on
-        logits.
-        """
+        """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on logits."""
         own = pick(logits, sequence, self._kernels)
         token = own if sequence.forced_token is None else sequence.forced_token
         k = sequence.request.sampling.logprobs
         top = self._kernels.top_k(logits[np.newaxis], k)[0]
-        digest = (
-            hashlib.blake2b(logits.tobytes(), digest_size=16).digest()
-            if sequence.request.logits_digest
-            else None
-        )
+        digest = hashlib.blake2b(logits.tobytes(), digest_size=16).digest() if sequence.request.logits_digest else None
         return Position(token, own, float(logprobs[token]), top, logprobs[top], digest)
 
 

@@ -14,9 +14,7 @@ class Pages:
     """`count` pages of `size` tokens. Pages are handed out in the order they came back, oldest first."""
 
     def __init__(self, count: int, size: int, order: Sequence[int] | None = None) -> None:
-        """`order` is the order of the first handing out (a permutation of range(count)); ascending by
-        default.
-        """
+        """`order` is the order of the first handing out (a permutation of range(count)); ascending by default."""
         numbers = range(count) if order is None else order
         if sorted(numbers) != list(range(count)):
             msg = f"page order: expected a permutation of 0..{count - 1}, got {list(numbers)[:8]}…"

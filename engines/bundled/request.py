@@ -122,13 +122,9 @@ def _sampling_faults(sampling: Sampling, model: ModelConfig) -> list[str]:
         ("seed", sampling.seed is None or 0 <= sampling.seed < SEED_LIMIT, "an unsigned 64-bit integer"),
         ("stop", all(sampling.stop), "strings of at least one character"),
     )
-    faults = [
-        f"{name}: expected {text}, got {getattr(sampling, name)!r}" for name, good, text in rules if not good
-    ]
+    faults = [f"{name}: expected {text}, got {getattr(sampling, name)!r}" for name, good, text in rules if not good]
     if sampling.temperature > 0 and sampling.seed is None:
-        faults.append(
-            f"temperature {sampling.temperature} needs a seed: a draw without one cannot be repeated"
-        )
+        faults.append(f"temperature {sampling.temperature} needs a seed: a draw without one cannot be repeated")
     return faults + _id_faults(sampling, model)
 
 

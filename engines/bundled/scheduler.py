@@ -104,9 +104,7 @@ class Scheduler:
         return self.pages.can_allocate(self._pages_needed(sequence, count))
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Preempts the newest until `count` tokens of `sequence` fit; False if that took `sequence`
-        itself.
-        """
+        """Preempts the newest until `count` tokens of `sequence` fit; False if that took `sequence` itself."""
         while not self._can_run(sequence, count):
             victim = self.running.pop()
             self._preempt(victim)

@@ -34,9 +34,7 @@ class Sequence:
     """One request from submission to its last token."""
 
     def __init__(self, request: Request, stop_ids: frozenset[int], decode: Decode) -> None:
-        """`stop_ids` end the sequence when generated; `decode` turns output ids into text for stop
-        strings.
-        """
+        """`stop_ids` end the sequence when generated; `decode` turns output ids into text for stop strings."""
         self.request = request
         self.stop_ids = stop_ids
         self.tokens = list(request.prompt)

@@ -47,9 +47,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One id per UTF-8 byte (0 to 255), three specials, and names for the remaining ids, which no text
-    yields.
-    """
+    """One id per UTF-8 byte (0 to 255), three specials, and names for the remaining ids, which no text yields."""
 
     START, END, BEGIN = 256, 257, 258  # of a message, of a message (and of the output), of a chat
     _SPECIALS: ClassVar = {START: "<|start|>", END: "<|end|>", BEGIN: "<|begin|>"}
@@ -57,9 +55,7 @@ class ByteTokenizer:
     def __init__(self, vocab_size: int) -> None:
         """Ids from 259 to `vocab_size` - 1 decode to their number."""
         self.vocab_size = vocab_size
-        self.template_digest = _sha256(
-            "begin; start role newline content end newline; start assistant newline"
-        )
+        self.template_digest = _sha256("begin; start role newline content end newline; start assistant newline")
         self.digest = _sha256(f"bytes {vocab_size} {sorted(self._SPECIALS.items())} {self.template_digest}")
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -112,13 +108,9 @@ class FileTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def encode_chat(self, messages: Messages) -> tuple[int, ...]:
-        """Ids of the rendered chat template. Raises ModelError if there is none or it rejects the
-        messages.
-        """
+        """Ids of the rendered chat template. Raises ModelError if there is none or it rejects the messages."""
         if self._template is None:
-            msg = (
-                f"{self._folder}: the model has no chat template; give text or token ids instead of messages"
-            )
+            msg = f"{self._folder}: the model has no chat template; give text or token ids instead of messages"
             raise ModelError(msg)
         return self.encode(render_chat(self._template, self._specials, messages))
 
@@ -127,9 +119,7 @@ def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
     """The template (chat_template.jinja wins over tokenizer_config.json) and the special tokens by name."""
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    specials = {
-        name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-    }
+    specials = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     known = {name: text for name, text in specials.items() if text is not None}
     beside = folder / "chat_template.jinja"
     if beside.is_file():
@@ -141,9 +131,7 @@ def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
 
 
 def render_chat(template: str, specials: dict[str, str], messages: Messages) -> str:
-    """The template's text with the assistant's turn opened. Raises ModelError with the template's own
-    complaint.
-    """
+    """The template's text with the assistant's turn opened. Raises ModelError with the template's own complaint."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -151,9 +139,7 @@ def render_chat(template: str, specials: dict[str, str], messages: Messages) -> 
     environment.globals["raise_exception"] = _refuse
     turns = [{"role": role, "content": content} for role, content in messages]
     try:
-        return environment.from_string(template).render(
-            messages=turns, add_generation_prompt=True, **specials
-        )
+        return environment.from_string(template).render(messages=turns, add_generation_prompt=True, **specials)
     except jinja2.TemplateError as error:
         msg = f"the chat template cannot render these messages: {error}"
         raise ModelError(msg) from error

@@ -76,8 +76,9 @@ class _Builder:
         self._keys.append(None)
 
     def end(self) -> None:
-        self._stack.pop()
-        self._keys.pop()
+        node = self._stack.pop()
+        if self._keys.pop() is not None:
+            raise Unparsable(node.line, "a key without a value")
 
     def add(self, node: Node) -> None:
         self._count += 1
@@ -122,7 +123,8 @@ _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader",
 def _take_event(builder: _Builder, anchors: dict[str, Node], event: yaml.Event) -> None:
     line = event.start_mark.line + 1
     if isinstance(event, yaml.ScalarEvent):
-        node = Node("scalar", line, event.value, plain=event.style in (None, ""))
+        block = event.style in ("|", ">")  # the text begins on the line after the mark
+        node = Node("scalar", line + block, event.value, plain=event.style in (None, ""))
         builder.add(node)
     elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
         node = Node("map" if isinstance(event, yaml.MappingStartEvent) else "list", line)
@@ -139,7 +141,7 @@ def _take_event(builder: _Builder, anchors: dict[str, Node], event: yaml.Event) 
         anchors[event.anchor] = node
 
 
-_JSON_TOKEN = re.compile(r'[\s,:]*(?:(//[^\n]*|/\*.*?\*/|#[^\n]*)|([\[\]{}"])|([^\s,:\[\]{}"/#]+)|(.))', re.DOTALL)
+_JSON_TOKEN = re.compile(r'[\s,:]*+(?:(//[^\n]*|/\*.*?\*/|#[^\n]*)|([\[\]{}"])|([^\s,:\[\]{}"/#]+)|([^\s,:]))', re.DOTALL)
 
 
 def parse_json(text: str, first_line: int = 1) -> Node:

@@ -17,9 +17,7 @@ def names(arrivals):
 
 
 def test_arrivals_by_step_come_once_and_in_the_order_of_the_schedule():
-    arrivals = make(
-        Arrival(request="c", at_step=2), Arrival(request="a", at_step=1), Arrival(request="b", at_step=1)
-    )
+    arrivals = make(Arrival(request="c", at_step=2), Arrival(request="a", at_step=1), Arrival(request="b", at_step=1))
     assert names(arrivals.take_due(0, {})) == []
     assert names(arrivals.take_due(1, {})) == ["a", "b"]
     assert arrivals.pending
@@ -49,9 +47,7 @@ def test_a_request_that_ends_early_releases_whoever_waits_for_more_of_its_tokens
 
 
 def test_an_idle_engine_moves_on_to_the_next_step():
-    arrivals = make(
-        Arrival(request="a", at_step=7), Arrival(request="b", at_step=4), Arrival(request="c", after="a")
-    )
+    arrivals = make(Arrival(request="a", at_step=7), Arrival(request="b", at_step=4), Arrival(request="c", after="a"))
     assert arrivals.next_step() == 4
 
 

@@ -52,6 +52,7 @@ SAMPLING_MISTAKES = [
     ("logit_bias", [[1, 1.0], [1, 2.0]], "token id 1 is biased twice"),
     ("logprobs", 21, "expected an integer of at least 0 and at most 20, found 21 (int)"),
     ("n", 0, "of at least 1"),
+    ("n", True, "found true (bool)"),
 ]
 
 

@@ -57,6 +57,16 @@ def test_an_engine_adds_its_fields():
     assert "  engine.weights " in done.output
 
 
+def test_what_the_engines_process_says_of_its_host_wins():
+    def subject(engine, model):
+        return (make("env.OMP_NUM_THREADS", "3"), make("os.libc", "glibc 0.1"))
+
+    lines = run("--engine", "bundled", "--model", "tiny", subject=subject).output.splitlines()
+    assert [line.split() for line in lines if "env.OMP_NUM" in line] == [["env.OMP_NUM_THREADS", "3"]]
+    assert sum("os.libc " in line for line in lines) == 1
+    assert any(line.startswith("  cpu.isa.level ") for line in lines)
+
+
 @pytest.mark.parametrize("arguments", [("--engine", "bundled"), ("--model", "tiny")])
 def test_engine_and_model_go_together(arguments):
     assert isinstance(run(*arguments).exception, UsageError)

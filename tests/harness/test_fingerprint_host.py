@@ -64,9 +64,7 @@ def test_an_x86_host(tmp_path):
         for i, cache in enumerate([("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M")])
         for key, value in zip(("level", "type", "size"), cache, strict=True)
     }
-    found = values(
-        tree(tmp_path, {"proc/cpuinfo": "\n".join(X86.format(n=n, flags=V4) for n in (0, 1)), **caches})
-    )
+    found = values(tree(tmp_path, {"proc/cpuinfo": "\n".join(X86.format(n=n, flags=V4) for n in (0, 1)), **caches}))
     expected = {
         "cpu.vendor": "GenuineIntel", "cpu.family": "6", "cpu.model": "207", "cpu.stepping": "2",
         "cpu.model_name": "Intel(R) Xeon(R) Processor", "cpu.microcode": "0x2b", "cpu.isa.level": "x86-64-v4",
@@ -178,9 +176,7 @@ NVIDIA = "NVRM version: NVIDIA UNIX{kind} for x86_64  580.95.05  Release Build\n
 )
 def test_nvidia_driver_and_models(tmp_path, kind, shown):
     files = {"proc/driver/nvidia/version": NVIDIA.format(kind=kind)}
-    files |= {
-        f"proc/driver/nvidia/gpus/{i}/information": "Model: \t NVIDIA H200\nGPU UUID: GPU-1\n" for i in (0, 1)
-    }
+    files |= {f"proc/driver/nvidia/gpus/{i}/information": "Model: \t NVIDIA H200\nGPU UUID: GPU-1\n" for i in (0, 1)}
     found = values(tree(tmp_path, files))
     assert found["accelerator.driver"] == shown
     assert found["accelerator.models"] == "2 x NVIDIA H200"
@@ -208,9 +204,7 @@ def test_ranges():
 
 
 def test_variables_are_recorded_set_or_not():
-    found = {
-        field.name: field for field in variable_fields({"OMP_NUM_THREADS": "2", "OTHER": "1", "MKL_CBWR": ""})
-    }
+    found = {field.name: field for field in variable_fields({"OMP_NUM_THREADS": "2", "OTHER": "1", "MKL_CBWR": ""})}
     assert len(found) == len(VARIABLES)
     assert found["env.OMP_NUM_THREADS"].value == "2"
     assert found["env.MKL_CBWR"].value == ""
@@ -280,9 +274,7 @@ def test_a_build_is_the_hashes_of_its_native_files(monkeypatch):
     assert software._native_digest("gguf") == "no native code"
 
 
-@pytest.mark.parametrize(
-    ("record", "reason"), [(None, "left no RECORD"), ("torch/_C.so,,\n", "without a hash")]
-)
+@pytest.mark.parametrize(("record", "reason"), [(None, "left no RECORD"), ("torch/_C.so,,\n", "without a hash")])
 def test_a_build_without_hashes_is_unknown(monkeypatch, record, reason):
     with_record(monkeypatch, record)
     with pytest.raises(Unknown, match=reason):

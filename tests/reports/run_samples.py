@@ -1,11 +1,14 @@
-"""Records of runs as `run.json` has them, for the report tests: all pass, failures, everything at once, hostile."""
+"""Records of runs as `run.json` has them, for the report tests: all pass, failures, mixed, hostile, many."""
 
 from __future__ import annotations
 
 import copy
 import random
 
-HOSTILE = "<script>alert(1)</script> | `tick` ``` **b** [l](javascript:x) @all #12 \x1b[31mred\x00 \u202eevil \ud800 ]]> &amp; \"q\" 'a'"
+HOSTILE = (
+    "<script>alert(1)</script> | `tick` ``` **b** [l](javascript:x) @all #12 "
+    "\x1b[31mred\x00 \u202eevil \ud800 ]]> &amp; \"q\" 'a'"
+)
 
 
 def verdict(cell="max-num-seqs", variant="1-8", name="PASS", **changes):
@@ -81,7 +84,7 @@ def verdict(cell="max-num-seqs", variant="1-8", name="PASS", **changes):
 
 def failed(cell="alone-vs-batch", variant="alone-batch", requests=12, seed=1, **changes):
     """A FAIL with a diagnosis; `requests` of them, some equal throughout."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - a sample, not a secret
     rows = []
     for index in range(requests):
         first = draw.choice([None, None, 0, 3, 5, 11, 17, 22])
@@ -139,6 +142,13 @@ def failed(cell="alone-vs-batch", variant="alone-batch", requests=12, seed=1, **
     return record
 
 
+def run_to_run(cell="alone-vs-batch", variant="alone-batch"):
+    record = failed(cell, variant, reason="run-to-run: the reference differs from itself, so no axis is blamed")
+    record["floor"] = {"verdict": "different", "positions": 288, "sentence": "the reference twice: different"}
+    record.update(comparison=None, control=None)
+    return record
+
+
 def error(cell="process-restart", variant="same-new"):
     return verdict(
         cell,
@@ -153,9 +163,7 @@ def error(cell="process-restart", variant="same-new"):
         error={
             "message": "variant: the engine's process ended with status -9 (killed: out of memory?)",
             "log_tail": [f"step {n}: 8 running, 4 waiting" for n in range(36)]
-            + [
-                "RuntimeError: [enforce fail at alloc_cpu.cpp:118] data. DefaultCPUAllocator: not enough memory"
-            ],
+            + ["RuntimeError: [enforce fail at alloc_cpu.cpp:118] data. DefaultCPUAllocator: not enough memory"],
         },
     )
 
@@ -165,7 +173,7 @@ def insufficient(cell="arrivals", variant="alone-staggered"):
         cell,
         variant,
         "INSUFFICIENT",
-        reason="more than the axis differs between the arms: config.page_size: 16 -> 32; package.torch: 2.13.0 -> 2.12.1",
+        reason="more than the axis differs between the arms: config.page_size: 16 -> 32; env.OMP_NUM_THREADS: 2 -> 1",
         claims=[],
         undeclared=[
             "config.page_size: 16 -> 32",
@@ -187,7 +195,7 @@ def weak(cell="arrival-order", variant="given-reversed"):
     record = verdict(cell, variant)
     record["corpus"] = {
         "name": "smoke", "digest": "sha256:" + "cd" * 32, "requests": 8, "longest_prompt": 96,
-        "weak": "weak corpus: its longest prompt has 96 tokens, under 200; short prompts have passed where longer ones diverged",
+        "weak": "weak corpus: its longest prompt has 96 tokens, under 200; short prompts have passed elsewhere",
     }  # fmt: skip
     return record
 
@@ -198,9 +206,10 @@ def comparator_only(cell="isa", variant="v3-v4"):
         variant,
         control={
             "kind": "planted", "value": "one-ulp", "fired": True,
-            "verdict": "comparator only: one ulp planted in a stored capture", "positions": 288, "differing_positions": 1,
+            "verdict": "comparator only: one ulp planted in a stored capture",
+            "positions": 288, "differing_positions": 1,
         },
-        caps=["cpu.microcode is unknown on both sides (/proc/cpuinfo has no 'microcode'): equal bits are not shown to rest on an equal cpu.microcode"],
+        caps=["cpu.microcode is unknown on both sides (/proc/cpuinfo has none)"],
     )  # fmt: skip
 
 
@@ -213,7 +222,7 @@ def environment():
         field("cpu.vendor", "GenuineIntel", source="/proc/cpuinfo"),
         field("cpu.model_name", "Intel(R) Xeon(R) Processor", source="/proc/cpuinfo"),
         field("cpu.isa.level", "x86-64-v4", source="/proc/cpuinfo"),
-        field("cpu.isa.flags", "abm amx_bf16 avx avx2 avx512bw avx512cd avx512dq avx512f avx512vl fma", source="/proc/cpuinfo"),
+        field("cpu.isa.flags", "abm avx avx2 avx512bw avx512cd avx512dq avx512f avx512vl fma", source="/proc/cpuinfo"),
         field("os.libc", "glibc 2.36", source="confstr"),
         field("os.libm", "sha256:" + "7f" * 32, source="libm.so.6"),
         field("package.torch", "2.13.0+cpu", source="package metadata"),
@@ -251,9 +260,10 @@ def run(verdicts, exit_code=0, outcome=None, **changes):
         "verdicts": verdicts,
         "cases": [
             {
-                "id": name, "schedule": schedule, "replay": replay, "repetition": 0, "configuration": {"max_num_seqs": 8},
-                "summary": f"quick, {schedule}, max_num_seqs=8", "lifetime": "L1", "requests": 12, "positions": 288,
-                "seconds": seconds, "judged_digest": "sha256:" + "1f" * 32, "process_nonce": "0a" * 16, "reused": reused,
+                "id": name, "schedule": schedule, "replay": replay, "repetition": 0,
+                "configuration": {"max_num_seqs": 8}, "summary": f"quick, {schedule}, max_num_seqs=8",
+                "lifetime": "L1", "requests": 12, "positions": 288, "seconds": seconds, "reused": reused,
+                "judged_digest": "sha256:" + "1f" * 32, "process_nonce": "0a" * 16,
             }
             for name, schedule, replay, seconds, reused in (
                 ("c3a1f0", "alone", "natural", 9.3, False),
@@ -322,8 +332,7 @@ def hostile():
 
 def many(count=400):
     cells = [
-        verdict(f"cell-{index:03}-with-a-long-name-that-goes-on-{'and-on-' * 6}end", "1-8")
-        for index in range(count)
+        verdict(f"cell-{index:03}-with-a-long-name-that-goes-on-{'and-on-' * 6}end", "1-8") for index in range(count)
     ]
     cells += [failed(f"failing-{index:03}", "1-8", seed=index) for index in range(count // 2)]
     return run(cells, exit_code=1, outcome="many cells FAILED and nobody has signed for it")

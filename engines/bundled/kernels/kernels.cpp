@@ -306,6 +306,18 @@ struct Weights {
   long K;
 };
 
+typedef int32_t Words __attribute__((vector_size(4 * VL)));
+#if defined(__AVX512F__)
+inline Words widen(const uint8_t* p) { return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+inline V to_floats(Words q) { return (V)_mm512_cvtepi32_ps((__m512i)q); }
+#elif defined(__AVX2__)
+inline Words widen(const uint8_t* p) { return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+inline V to_floats(Words q) { return (V)_mm256_cvtepi32_ps((__m256i)q); }
+#else
+inline Words widen(const uint8_t* p) { Words q; for (int j = 0; j < VL; j++) q[j] = p[j]; return q; }
+inline V to_floats(Words q) { return __builtin_convertvector(q, V); }
+#endif
+
 template <Kind kind>
 struct Panel {
   const uint8_t* codes;
@@ -315,14 +327,10 @@ struct Panel {
       : codes(static_cast<const uint8_t*>(w.data) + p * PANEL * (kind == NIBBLES ? w.K / 2 : w.K)),
         scales(w.scales + p * PANEL * 2 * (w.K / CODE_ROWS)) {}
   V at(long k, int h) const {
-    typedef uint8_t Codes __attribute__((vector_size(VL)));
-    typedef int32_t Words __attribute__((vector_size(4 * VL)));
-    Codes c;
-    std::memcpy(&c, codes + (kind == NIBBLES ? k / 2 : k) * PANEL + h * VL, sizeof c);
-    Words q = __builtin_convertvector(c, Words);
+    Words q = widen(codes + (kind == NIBBLES ? k / 2 : k) * PANEL + h * VL);
     if (kind == NIBBLES) q = q >> int(4 * (k & 1)) & 15;
     const float* s = scales + k / CODE_ROWS * 2 * PANEL + h * VL;
-    return fma<V>(load<V>(s), __builtin_convertvector(q, V), load<V>(s + PANEL));
+    return fma<V>(load<V>(s), to_floats(q), load<V>(s + PANEL));
   }
   void prefetch(long k) const { __builtin_prefetch(codes + (kind == NIBBLES ? k / 2 : k) * PANEL + 2048); }
 };
@@ -437,6 +445,8 @@ Block<kind> block_of(long rows, std::integer_sequence<int, R...>) {
   return table[rows - 1];
 }
 
+constexpr int CODED_ROWS = 4;  // up to here reading codes beats making floats of them first
+
 struct Product {
   const float* x;
   Weights weights;
@@ -446,8 +456,9 @@ struct Product {
 
   template <Kind kind>
   void rows(Panel<kind> panel, long p, long m0, long m1) const {
-    for (long m = m0; m < m1; m += BLOCK_ROWS)
-      block_of<kind>(std::min<long>(BLOCK_ROWS, m1 - m), std::make_integer_sequence<int, BLOCK_ROWS>())(
+    constexpr int MOST = kind == FLOATS ? BLOCK_ROWS : CODED_ROWS;
+    for (long m = m0; m < m1; m += MOST)
+      block_of<kind>(std::min<long>(MOST, m1 - m), std::make_integer_sequence<int, MOST>())(
           x + m * weights.K, panel, weights.K, width, out + m * N + p * PANEL, N, std::min(PANEL, N - p * PANEL), add);
   }
 
@@ -455,7 +466,7 @@ struct Product {
   template <Kind kind>
   void coded(long p, long m0, long m1) const {
     const Panel<kind> panel(weights, p);
-    if (m1 - m0 <= BLOCK_ROWS) return rows(panel, p, m0, m1);
+    if (m1 - m0 <= CODED_ROWS) return rows(panel, p, m0, m1);
     thread_local std::vector<float> floats;
     floats.resize(weights.K * PANEL + VL);
     float* aligned = floats.data() + (-reinterpret_cast<uintptr_t>(floats.data()) & (4 * VL - 1)) / 4;

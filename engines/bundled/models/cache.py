@@ -93,6 +93,4 @@ def remembered(what: str, files: Sequence[Path], compute: Callable[[], str]) -> 
 
 
 def _unwritable(path: Path, error: OSError) -> ModelError:
-    return ModelError(
-        f"{path}: cannot be written ({error}); free space, or set {VARIABLE} to another folder"
-    )
+    return ModelError(f"{path}: cannot be written ({error}); free space, or set {VARIABLE} to another folder")

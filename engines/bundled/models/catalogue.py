@@ -1,6 +1,4 @@
-"""Model names and paths to sources: what `samebits models` lists and `--model` accepts. It reads no
-weights.
-"""
+"""Model names and paths to sources: what `samebits models` lists and `--model` accepts. It reads no weights."""
 
 from __future__ import annotations
 
@@ -62,6 +60,4 @@ def _open_path(model: str) -> Source:
     near = difflib.get_close_matches(model, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     known = ", ".join(map(repr, names))
-    raise ModelError(
-        f"model {model!r}: expected {known}, a {FOLDER} or a {GGUF}; there is none of that name{hint}"
-    )
+    raise ModelError(f"model {model!r}: expected {known}, a {FOLDER} or a {GGUF}; there is none of that name{hint}")

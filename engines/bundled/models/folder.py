@@ -60,9 +60,7 @@ class FolderSource:
         return choose_weights(str(self.folder), self.config(), tensors)
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files in order. Raises ModelError if there are none, or a shard of the index is
-        missing.
-        """
+        """The safetensors files in order. Raises ModelError if there are none, or a shard of the index is missing."""
         index = self.folder / INDEX
         files = _files_of_index(index) if index.is_file() else sorted(self.folder.glob("*.safetensors"))
         missing = [path.name for path in files if not path.is_file()]

@@ -110,9 +110,7 @@ class GgufFile:
     def _refuse_unsupported(self) -> None:
         architecture = self.get("general.architecture")
         scaling = self.get("llama.rope.scaling.type", "none")
-        expected = (
-            {_gguf_name(name) for name in tensor_shapes(self.config())} if architecture == "llama" else set()
-        )
+        expected = {_gguf_name(name) for name in tensor_shapes(self.config())} if architecture == "llama" else set()
         spare = sorted(set(self._tensors) - expected)
         plain = (
             (architecture == "llama", "general.architecture", architecture, "'llama'"),
@@ -145,9 +143,7 @@ def _gguf_name(name: str) -> str:
 
 def _unpermute(name: str, tensor: Float32, config: ModelConfig) -> Float32:
     """Undoes llama.cpp's reordering of query and key rows: it interleaves the two halves that rope pairs."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
-        name.split(".")[-2]
-    )
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:
         return tensor
     rows, columns = tensor.shape
@@ -157,7 +153,5 @@ def _unpermute(name: str, tensor: Float32, config: ModelConfig) -> Float32:
 def _shortest(value: float) -> float:
     """The shortest decimal with the same float32: GGUF stores 1e-5 as 9.99999974e-06."""
     return (
-        float(np.format_float_positional(np.float32(value), unique=True, trim="-"))
-        if math.isfinite(value)
-        else value
+        float(np.format_float_positional(np.float32(value), unique=True, trim="-")) if math.isfinite(value) else value
     )

@@ -32,9 +32,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     tokens = list(file.need("tokenizer.ggml.tokens"))
     kinds = list(file.need("tokenizer.ggml.token_type"))
     merges = [tuple(merge.split(" ")) for merge in file.need("tokenizer.ggml.merges")]
-    ignore_merges = (
-        file.get("tokenizer.ggml.pre") == "llama-bpe"
-    )  # a whole word of the vocabulary needs no merges
+    ignore_merges = file.get("tokenizer.ggml.pre") == "llama-bpe"  # a whole word of the vocabulary needs no merges
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = _pre_tokenizer(file)
@@ -44,9 +42,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(_specials(file, tokens), indent=1, sort_keys=True)
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(_specials(file, tokens), indent=1, sort_keys=True))
 
 
 def _refuse_unsupported(file: GgufFile) -> None:

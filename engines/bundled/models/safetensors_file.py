@@ -45,7 +45,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         text = file.read(length)
     try:
         entries = _parse_header(text, 8 + length)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"{path}: its safetensors header cannot be read ({error}); download it again"
         raise ModelError(msg) from error
     longest = max((entry.end for entry in entries.values()), default=0)
@@ -65,9 +65,7 @@ def _parse_header(text: bytes, data: int) -> dict[str, Entry]:
 
 
 def read_tensors(path: Path) -> dict[str, Float32]:
-    """Name to float32 tensor. float32 tensors are views of the mapped file: read-only, loaded when
-    touched.
-    """
+    """Name to float32 tensor. float32 tensors are views of the mapped file: read-only, loaded when touched."""
     raw = np.memmap(path, np.uint8, mode="r")
     return {name: _to_float32(path, name, entry, raw) for name, entry in read_header(path).items()}
 
@@ -89,9 +87,7 @@ def _to_float32(path: Path, name: str, entry: Entry, raw: npt.NDArray[np.uint8])
     return (tensor.astype(np.uint32) << 16).view(np.float32)
 
 
-def write_tensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, Float32]]
-) -> None:
+def write_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, Float32]]) -> None:
     """Writes float32 tensors one by one, so that one tensor is in memory at a time.
 
     `tensors` must come in the order of `shapes`; data starts at a multiple of 64 bytes, so that it maps

@@ -41,9 +41,7 @@ def test_a_request_gets_the_same_alone_and_in_any_company(data):
     count = data.draw(st.integers(1, 6))
     tokens = st.lists(st.integers(0, SMALL.vocab_size - 1), min_size=1, max_size=20)
     sampling = st.sampled_from([greedy(max_tokens=6), SEEDED, greedy(max_tokens=9, ignore_eos=False)])
-    requests = [
-        request(f"r{i}", data.draw(tokens), data.draw(sampling), logits_digest=True) for i in range(count)
-    ]
+    requests = [request(f"r{i}", data.draw(tokens), data.draw(sampling), logits_digest=True) for i in range(count)]
     page_size = data.draw(st.integers(1, 6))
     least = max(-(-one.most_tokens // page_size) for one in requests)
     config = options(

@@ -1,4 +1,4 @@
-"""The engine on the tiny model: what a request gets does not depend on its company, in `portable`; in `free` it does."""
+"""The engine on the tiny model: what a request gets depends on its company in `free`, and not in `portable`."""
 
 import functools
 
@@ -23,7 +23,8 @@ SAMPLINGS = [
     greedy(max_tokens=8, logprobs=0, temperature=1.3, seed=2**64 - 1, min_p=0.02, frequency_penalty=0.3),
 ]
 REQUESTS = [
-    request(f"r{i}", prompt, SAMPLINGS[i % 3], logits_digest=True) for i, prompt in enumerate((*PROMPTS, *PROMPTS[::-1]))
+    request(f"r{i}", prompt, SAMPLINGS[i % 3], logits_digest=True)
+    for i, prompt in enumerate((*PROMPTS, *PROMPTS[::-1]))
 ]
 
 

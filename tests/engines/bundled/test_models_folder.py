@@ -16,9 +16,9 @@ from engines.bundled.errors import ModelError
 from engines.bundled.models.catalogue import list_models, open_source
 from engines.bundled.models.folder import FolderSource
 from engines.bundled.models.llama import config_json, parse_config
+from engines.bundled.models.safetensors_file import write_tensors
 from engines.bundled.models.tiny import CONFIG as TINY
 from engines.bundled.models.tiny import TinySource
-from engines.bundled.models.safetensors_file import write_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,8 @@ def test_a_folder_saved_by_transformers_computes_the_same(tmp_path, tied, dtype)
     assert source.config().eos_token_ids == (2, 3)
     tokens = [1, 5, 60, 96, 0, 33, 7]
     with torch.no_grad():
-        expected = saved.to(torch.float32)(torch.tensor([tokens])).logits[0].numpy()
+        again = LlamaForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+        expected = again(torch.tensor([tokens])).logits[0].numpy()
     assert np.abs(all_logits(source.model(), tokens) - expected).max() < 1e-4
 
 
@@ -104,7 +105,8 @@ def test_a_tied_models_lm_head_is_left_out(tmp_path):
 
 
 UNSUPPORTED = [
-    ({"architectures": ["Qwen3ForCausalLM"]}, r"architectures is \['Qwen3ForCausalLM'\]; supported: \['LlamaForCausalLM'\]"),
+    ({"architectures": ["Qwen3ForCausalLM"]},
+     r"architectures is \['Qwen3ForCausalLM'\]; supported: \['LlamaForCausalLM'\]"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling is {'rope_type': 'llama3'"),
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters is {'rope_type': 'yarn'}"),
     ({"attention_bias": True}, "attention_bias is True"),
@@ -173,13 +175,15 @@ def test_a_missing_shard_is_named(tmp_path):
 
 
 def test_an_unknown_name_says_what_is_accepted(tmp_path):
-    with pytest.raises(ModelError, match=r"model 'smolm2': expected 'tiny', 'smollm2', a FOLDER .* did you mean 'smollm2'"):
+    with pytest.raises(
+        ModelError, match=r"model 'smolm2': expected 'tiny', 'smollm2', a FOLDER .* did you mean 'smollm2'"
+    ):
         open_source("smolm2")
 
 
 def test_the_list_says_what_is_here_and_how_to_get_the_rest():
     listings = {listing.name: listing for listing in list_models()}
-    assert list(listings) == ["tiny", "smollm2", "FOLDER", "FILE.gguf"]
+    assert list(listings) == ["smollm2", "tiny", "FOLDER", "FILE.gguf"]
     assert listings["tiny"].available
     assert not listings["smollm2"].available  # the cache of this test is empty
     assert listings["smollm2"].how_to_get == "python -m engines.bundled.models.fetch"

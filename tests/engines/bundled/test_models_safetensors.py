@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back_and_by_the_library_too(tmp_path):
 
 
 def test_tensors_come_in_the_announced_order(tmp_path):
-    with pytest.raises(ValueError, match="tensor b .* written where a"):
+    with pytest.raises(ValueError, match=r"tensor b .* written where a"):
         write_tensors(tmp_path / "x", {"a": (1,)}, [("b", np.zeros(1, np.float32))])
 
 

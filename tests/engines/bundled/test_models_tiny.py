@@ -8,7 +8,7 @@ from engines.bundled.models.digest import model_digest
 from engines.bundled.models.llama import choose_weights
 from engines.bundled.models.tiny import CONFIG, TinySource
 
-DIGEST = "755757ef54375d0f2f562c451173207b6e20dd617492e44bf1c22b5fdd7e8a54"
+DIGEST = "acb4b34a00a0aa5058e61492ff9e5b811b65985b26eb111ef31cb6d010efb548"
 
 
 def test_the_tiny_model_is_the_same_everywhere():

@@ -33,7 +33,7 @@ def test_a_page_comes_back_once():
 
 def test_the_first_handing_out_follows_the_given_order():
     assert Pages(4, 1, [2, 0, 3, 1]).allocate(3) == [2, 0, 3]
-    with pytest.raises(ValueError, match="expected a permutation of 0..3"):
+    with pytest.raises(ValueError, match=r"expected a permutation of 0..3"):
         Pages(4, 1, [0, 1, 2, 2])
 
 

@@ -152,7 +152,7 @@ def test_parameters_that_leave_no_finite_candidate_are_an_error(changes, found):
 
 @pytest.mark.parametrize(
     ("changes", "kept"),
-    [({}, 12), ({"top_k": 5}, 5), ({"top_p": 0.95}, 5), ({"min_p": 0.05}, 7), ({"temperature": 0.6}, 12)],
+    [({}, 12), ({"top_k": 5}, 5), ({"top_p": 0.9}, 7), ({"min_p": 0.05}, 7), ({"temperature": 0.6}, 12)],
 )
 def test_frequencies_follow_the_distribution(changes, kept):
     """Chi-square of 4,000 draws with seeds 0 to 3,999, against float64 probabilities; fixed, so it cannot flake."""

@@ -96,9 +96,7 @@ def test_abandoning_gives_everything_back():
 def test_every_step_moves_the_oldest_keeps_the_limits_and_everything_ends(prompts, seats, tokens, page, spare):
     most = max(prompts) + 4
     pages = -(-most // page) + spare
-    scheduler = make(
-        prompts, max_num_seqs=seats, max_num_batched_tokens=tokens, page_size=page, num_pages=pages
-    )
+    scheduler = make(prompts, max_num_seqs=seats, max_num_batched_tokens=tokens, page_size=page, num_pages=pages)
     everything = list(scheduler.waiting)
     for _ in range(10_000):
         if not scheduler.has_work:

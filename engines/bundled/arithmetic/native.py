@@ -1,0 +1,164 @@
+"""What a user of plain torch gets: F.linear and scaled_dot_product_attention over gathered pages, in float32.
+
+It does not know the written definition and keeps no promise about bits. Rules: sequences with one token are decoded
+together, padded to the longest, as batched engines do; a longer piece of a prompt attends by itself.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engines.bundled.arithmetic.weights import GATE_UP, QKV, check_weights, join, join_bias
+from engines.bundled.batch import StepBatch
+from engines.bundled.config import EngineConfig, Float32, Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layer:
+    """Torch tensors of one layer; `keys` and `values` are (num_pages, page_size, kv_heads, head_dim)."""
+
+    attention_norm: Any
+    qkv: Any
+    qkv_bias: Any
+    attention_out: Any
+    mlp_norm: Any
+    gate_up: Any
+    down: Any
+    keys: Any
+    values: Any
+
+
+def open_native(model: Model, config: EngineConfig) -> NativeArithmetic:
+    """Raises ValueError for weights that do not fit the model's shape."""
+    check_weights(model)
+    import torch
+
+    torch.set_num_threads(config.threads)
+    with torch.no_grad():
+        return NativeArithmetic(model, config, torch)
+
+
+class NativeArithmetic:
+    """Weights and KV pages as torch tensors."""
+
+    name = "native"
+    definition = 0
+
+    def __init__(self, model: Model, config: EngineConfig, torch: Any) -> None:
+        self._torch, self._config, self._shape = torch, config, model.config
+        self._layers = tuple(self._layer(model, i) for i in range(model.config.num_hidden_layers))
+        self._embedding = self._tensor(model.weights["model.embed_tokens.weight"])
+        tied = model.config.tie_word_embeddings
+        self._head = self._embedding if tied else self._tensor(model.weights["lm_head.weight"])
+        self._norm = self._tensor(model.weights["model.norm.weight"])
+        dim = model.config.head_dim
+        exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+        self._frequency = 1.0 / (model.config.rope_theta**exponents)
+
+    def _tensor(self, array: Float32) -> Any:
+        # A copy: torch must not write into the model's arrays, which may be read-only.
+        return self._torch.tensor(array)
+
+    def _layer(self, model: Model, i: int) -> _Layer:
+        c, w, prefix = model.config, model.weights, f"model.layers.{i}"
+        pool = (self._config.num_pages, self._config.page_size, c.num_key_value_heads, c.head_dim)
+        bias = join_bias(w, i, QKV)
+        return _Layer(
+            attention_norm=self._tensor(w[f"{prefix}.input_layernorm.weight"]),
+            qkv=self._tensor(join(w, i, QKV)),
+            qkv_bias=None if bias is None else self._tensor(bias),
+            attention_out=self._tensor(w[f"{prefix}.self_attn.o_proj.weight"]),
+            mlp_norm=self._tensor(w[f"{prefix}.post_attention_layernorm.weight"]),
+            gate_up=self._tensor(join(w, i, GATE_UP)),
+            down=self._tensor(w[f"{prefix}.mlp.down_proj.weight"]),
+            keys=self._torch.zeros(pool),
+            values=self._torch.zeros(pool),
+        )
+
+    def forward(self, batch: StepBatch) -> Float32:
+        torch, c = self._torch, self._shape
+        f = torch.nn.functional
+        with torch.no_grad():
+            x = self._embedding[torch.from_numpy(batch.token.astype(np.int64))]
+            for layer in self._layers:
+                normed = f.rms_norm(x, (c.hidden_size,), layer.attention_norm, c.rms_norm_eps)
+                attended = self._attention(layer, f.linear(normed, layer.qkv, layer.qkv_bias), batch)
+                x = x + f.linear(attended, layer.attention_out)
+                normed = f.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps)
+                gate, up = f.linear(normed, layer.gate_up).chunk(2, -1)
+                x = x + f.linear(f.silu(gate) * up, layer.down)
+            wanted = x[torch.from_numpy(batch.wanted.astype(np.int64))]
+            normed = f.rms_norm(wanted, (c.hidden_size,), self._norm, c.rms_norm_eps)
+            logits: Float32 = f.linear(normed, self._head).numpy()
+        return logits
+
+    def _attention(self, layer: _Layer, qkv: Any, batch: StepBatch) -> Any:
+        """(T, heads * head_dim) of a step; writes K and V of its tokens first."""
+        torch, c, size = self._torch, self._shape, self._config.page_size
+        position = torch.from_numpy(batch.position.astype(np.int64))
+        kv = c.num_key_value_heads
+        q, k, v = qkv.view(len(batch.token), -1, c.head_dim).split([c.num_attention_heads, kv, kv], 1)
+        q, k = self._rotate(q, position), self._rotate(k, position)
+        page = torch.from_numpy(batch.page_table[batch.sequence, batch.position // size].astype(np.int64))
+        layer.keys[page, position % size], layer.values[page, position % size] = k, v
+        out = torch.empty_like(q)
+        for tokens in self._groups(batch):
+            out[tokens] = self._attend(layer, q[tokens], batch, tokens)
+        return out.reshape(len(batch.token), -1)
+
+    def _groups(self, batch: StepBatch) -> list[Any]:
+        """Token indices that attend together: all sequences with one token, then each longer piece alone."""
+        _, first, count = np.unique(batch.sequence, return_index=True, return_counts=True)
+        longer = [np.arange(f, f + n) for f, n in zip(first, count, strict=True) if n > 1]
+        return ([first[count == 1]] if (count == 1).any() else []) + longer
+
+    def _attend(self, layer: _Layer, q: Any, batch: StepBatch, tokens: Any) -> Any:
+        torch, c = self._torch, self._shape
+        alone = len(np.unique(batch.sequence[tokens])) == 1
+        rows = batch.sequence[tokens[:1]] if alone else batch.sequence[tokens]
+        longest = int(batch.position[tokens].max()) + 1
+        pages = torch.from_numpy(batch.page_table[rows, : -(-longest // self._config.page_size)].astype(np.int64))
+        position = torch.from_numpy(batch.position[tokens].astype(np.int64))
+        seen = torch.arange(longest)[None, :] <= position[:, None]  # (tokens, keys)
+        mask = seen[None, None] if alone else seen[:, None, None]
+        used = mask.any(dim=2)[:, 0, :, None, None]  # stale pages may hold NaN, which a mask does not stop
+        shape = (len(rows), -1, c.num_key_value_heads, c.head_dim)
+        keys, values = (
+            torch.where(used, pool[pages].reshape(shape)[:, :longest], 0.0).transpose(1, 2)
+            for pool in (layer.keys, layer.values)
+        )
+        query = q[None].transpose(1, 2) if alone else q[:, :, None]
+        attention = torch.nn.functional.scaled_dot_product_attention
+        out = attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+        return out[0].transpose(0, 1) if alone else out[:, :, 0]
+
+    def _rotate(self, heads: Any, position: Any) -> Any:
+        torch, half = self._torch, self._shape.head_dim // 2
+        angle = (position[:, None].float() * self._frequency)[:, None]
+        cosine, sine = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+        return heads * cosine + torch.cat([-heads[..., half:], heads[..., :half]], -1) * sine
+
+    def log_softmax(self, logits: Float32) -> Float32:
+        result: Float32 = self._torch.log_softmax(self._torch.from_numpy(logits), -1).numpy()
+        return result
+
+    def describe(self) -> dict[str, str | int | float | bool]:
+        torch = self._torch
+        return {
+            "arithmetic": self.name,
+            "definition": self.definition,
+            "backend": "torch",
+            "backend_reason": "arithmetic=native",
+            "isa": torch.backends.cpu.get_cpu_capability(),
+            "compiler": "none",
+            "kernels_digest": f"torch {torch.__version__} on {platform.machine()}",
+            "threads": self._config.threads,
+            "threads_seen": torch.get_num_threads(),
+            "chunk_width": "not defined",
+            "key_chunk": "not defined",
+            "tuning": self._config.tuning,
+        }

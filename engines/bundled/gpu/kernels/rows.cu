@@ -1,0 +1,117 @@
+// Kernels that work row by row: packing, embedding, RMSNorm, rope with the store into pages, the gated activation.
+
+struct PackArguments {
+  const float* weight;  // (N, K)
+  float* out;           // [N / 8][K / 4][8][4], rows past N are zero
+  int N, K, padded;
+};
+KERNEL(pack, PackArguments, 256) {
+  const long size = static_cast<long>(a.padded) * a.K;
+  for (long i = static_cast<long>(blockIdx.x) * 256 + threadIdx.x; i < size; i += static_cast<long>(gridDim.x) * 256) {
+    const int k = i & 3, c = i >> 2 & 7;
+    const long rest = i >> 5, n = rest / (a.K / 4) * 8 + c;
+    a.out[i] = n < a.N ? a.weight[n * a.K + rest % (a.K / 4) * 4 + k] : 0.0f;
+  }
+}
+
+struct EmbedArguments {
+  const float* table;  // (vocabulary, HIDDEN)
+  const int* token;
+  float* out;  // (M, HIDDEN)
+};
+KERNEL(embed, EmbedArguments, 128) {
+  for (int k = threadIdx.x * 4; k < HIDDEN; k += 512)
+    store4(a.out + static_cast<long>(blockIdx.x) * HIDDEN + k,
+           load4(a.table + static_cast<long>(a.token[blockIdx.x]) * HIDDEN + k));
+}
+
+// Root of the mean square of x (in shared memory, n floats), in *out; the first warp works.
+DEVICE void root_mean_square(const float* x, int n, float eps, float* out) {
+  const int t = threadIdx.x;
+  if (t >= 32) return;
+  float q = 0.0f;
+#pragma unroll 12
+  for (int k = t & 15; k < n; k += 16) q = fma(x[k], x[k], q);
+  q = fold_lanes(q);
+  if (t == 0) *out = root(add(divide(q, static_cast<float>(n)), eps));
+}
+
+struct NormArguments {
+  const float* x;  // rows of HIDDEN floats
+  const float* gain;
+  const int* row;  // which row of x each block takes
+  float* out;      // (M, HIDDEN)
+  int gathered;    // 0: row is not read, block m takes row m
+  float eps;
+};
+KERNEL(rms_norm, NormArguments, 128) {
+  SHARED(float, x);
+  const int t = threadIdx.x, m = blockIdx.x;
+  const float* from = a.x + static_cast<long>(a.gathered ? a.row[m] : m) * HIDDEN;
+  for (int k = t * 4; k < HIDDEN; k += 512) store4(x + k, load4(from + k));
+  __syncthreads();
+  root_mean_square(x, HIDDEN, a.eps, x + HIDDEN);
+  __syncthreads();
+  const float r = x[HIDDEN];
+  for (int k = t; k < HIDDEN; k += 128) a.out[static_cast<long>(m) * HIDDEN + k] = mul(divide(x[k], r), a.gain[k]);
+}
+
+struct RopeArguments {
+  float* qkv;            // (M, QKV), q and k rotated in place
+  const float* cos_sin;  // (positions, DIM)
+  float* keys;
+  float* values;
+  const int* table;
+  const int* sequence;
+  const int* position;
+  int pages;
+};
+KERNEL(rope_store, RopeArguments, 128) {
+  const int m = blockIdx.x, position = a.position[m];
+  const int* table = a.table + static_cast<long>(a.sequence[m]) * a.pages;
+  const float* angle = a.cos_sin + static_cast<long>(position) * DIM;
+  float* row = a.qkv + static_cast<long>(m) * QKV;
+  for (int i = threadIdx.x; i < QKV / 2; i += 128) {
+    const int h = i / (DIM / 2), j = i % (DIM / 2), j2 = j + DIM / 2;
+    float x = row[h * DIM + j], y = row[h * DIM + j2];
+    if (h < HEADS + KV_HEADS) {
+      const float c = angle[j], s = angle[j2], rotated = sub(mul(x, c), mul(y, s));
+      y = add(mul(y, c), mul(x, s));
+      x = rotated;
+      row[h * DIM + j] = x;
+      row[h * DIM + j2] = y;
+    }
+    if (h < HEADS) continue;
+    if (h < HEADS + KV_HEADS) {
+      float* key = a.keys + key_at(table, position, h - HEADS);
+      key[j / 4 * KEY_STRIDE + j % 4] = x;
+      key[j2 / 4 * KEY_STRIDE + j2 % 4] = y;
+    } else {
+      float* value = a.values + value_at(table, position, h - HEADS - KV_HEADS);
+      value[j] = x;
+      value[j2] = y;
+    }
+  }
+}
+
+struct SwigluArguments {
+  const float* gate_up;  // (M, 2 INTER), gate first
+  float* out;            // (M, INTER)
+  int M;
+};
+KERNEL(swiglu_rows, SwigluArguments, 256) {
+  const long size = static_cast<long>(a.M) * INTER;
+  for (long i = static_cast<long>(blockIdx.x) * 256 + threadIdx.x; i < size; i += static_cast<long>(gridDim.x) * 256) {
+    const float* gate = a.gate_up + i / INTER * 2 * INTER + i % INTER;
+    a.out[i] = swiglu(gate[0], gate[INTER]);
+  }
+}
+
+struct ExpArguments {
+  const float* x;
+  float* out;
+  int n;
+};
+KERNEL(exponential, ExpArguments, 256) {
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < a.n; i += gridDim.x * 256) a.out[i] = exp1(a.x[i]);
+}

@@ -1,0 +1,88 @@
+"""The fake engine while it runs: one lifetime, works one after another, its fault acting where the settings say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from engines.fake_faults import Target, act_after, act_during
+from engines.fake_model import DEFINITION
+from engines.fake_names import ONE_AT_A_TIME
+from engines.fake_run import Limits, Loop
+from harness.engine import Field, Progress, Scalar, Work
+from harness.errors import EngineError
+from harness.traces import Traces
+
+T = TypeVar("T", str, int, bool)
+
+
+class FakeLifetime:
+    """A started fake engine; implements `harness.engine.Engine`."""
+
+    def __init__(self, defaults: Mapping[str, Scalar], configuration: Mapping[str, Scalar]) -> None:
+        """`configuration` goes over `defaults`. Raises EngineError for a name that is not among them."""
+        unknown = sorted(set(configuration) - set(defaults))
+        if unknown:
+            raise EngineError(f"engine 'fake' has no setting {unknown[0]!r}; it has {', '.join(sorted(defaults))}")
+        self._settings = {**defaults, **configuration}
+        self._fault = self._setting("fault", str)
+        self._target = Target(self._setting("fault_request", str), self._setting("fault_position", int))
+        self._first: Traces | None = None
+        self._most_running = 0
+
+    def resolved(self) -> Mapping[str, Scalar]:
+        """The settings; nothing is derived."""
+        return dict(sorted(self._settings.items()))
+
+    def observed(self) -> Mapping[str, Scalar]:
+        """What the runs so far showed."""
+        return {
+            "invariant": self._setting("invariant", bool),
+            "max_running": self._most_running,
+            "threads": self._setting("threads", int),
+        }
+
+    def fingerprint(self) -> tuple[Field, ...]:
+        """The hash's definition stands for model and arithmetic."""
+        return (
+            Field(name="arithmetic.name", value="hash", field_class="identity", source="fake engine"),
+            Field(name="arithmetic.definition", value=DEFINITION, field_class="identity", source="fake engine"),
+            Field(name="arithmetic.numpy", value=np.__version__, field_class="identity", source="numpy"),
+        )
+
+    def generate(self, work: Work, progress: Progress) -> Traces:
+        """Runs a work, with the fault. Raises EngineError, Unsupported."""
+        if self._fault == "copy" and self._first is not None:
+            return self._first
+        seats = self._setting("max_num_seqs", int)
+        limits = Limits(
+            seats=1 if self._fault in ONE_AT_A_TIME else seats,
+            tokens=self._setting("max_num_batched_tokens", int),
+            salt=self._salt(),
+        )
+        loop = Loop(work, limits, progress, lambda sequences: act_during(self._fault, self._target, sequences))
+        honest = loop.run()
+        self._most_running = max(self._most_running, dict(honest.counters)["max_running"])
+        traces = act_after(self._fault, self._target, honest, seats)
+        self._first = self._first or traces
+        return traces
+
+    def stop(self) -> None:
+        """Nothing is held."""
+
+    def _salt(self) -> int | None:
+        """What taints results beside the company: None for nothing at all, for results that follow the request."""
+        if self._fault == "noise":
+            return int.from_bytes(os.urandom(7), "little")
+        if self._setting("invariant", bool):
+            return None
+        return self._setting("threads", int) * 1_000_003 + self._setting("tuning", int)
+
+    def _setting(self, name: str, kind: type[T]) -> T:
+        value = self._settings[name]
+        if not isinstance(value, kind):
+            raise EngineError(f"setting {name!r}: expected {kind.__name__}, got {value!r}")
+        return value

@@ -1,0 +1,119 @@
+"""YAML files: compose, Kubernetes manifests, Helm values and templates, engine configuration files.
+
+It knows which mapping is a container: one with an image. Template actions (`{{ … }}`) are set aside: a scalar that holds
+one is unknown, a line that is nothing but one is blank, and whatever it might have added leaves the environment open.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from harness.doctor.command import UNKNOWN
+from harness.doctor.facts import Document, EnvSet, Image, Mount, Problem, Replica, Request, Start
+from harness.doctor.finding import Place
+from harness.doctor.nodes import Node, Unparsable, parse_yaml, walk_nodes
+from harness.doctor.readers.containers import Container, find_containers, read_mounts
+from harness.doctor.readers.replicas import compose_replicas, service_replicas
+
+TEMPLATED = "\ufffdtemplate\ufffd"
+_ACTION_LINE = re.compile(r"^\s*(-\s+)?\{\{.*\}\}\s*(#.*)?$")
+_ACTION = re.compile(r"\{\{.*?\}\}")
+
+
+@dataclass(slots=True)
+class _Gathered:
+    containers: list[Container] = field(default_factory=list)
+    settings: list[EnvSet] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    mounts: list[Mount] = field(default_factory=list)
+    replicas: list[Replica] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+
+def read_yaml(path: str, text: str) -> Document:
+    """A YAML file as facts; `problem` is set when it is no YAML, template actions set aside."""
+    templated = "{{" in text
+    plain, opened = neutralise(text) if templated else (text, False)
+    try:
+        roots = parse_yaml(plain)
+    except Unparsable as error:
+        words = f"{error.text} (even with its template actions set aside)" if templated else error.text
+        return Document(path=path, kind="yaml", problem=Problem(line=error.line, text=words), text=text)
+    gathered = _Gathered()
+    for root in roots:
+        for node in walk_nodes(root):
+            if node.kind == "scalar" and TEMPLATED in node.value:
+                node.value = node.value.replace(TEMPLATED, UNKNOWN)
+    config_maps = _config_maps(path, roots)
+    for root in roots:
+        _gather(gathered, path, root, config_maps, opened=opened)
+    gathered.replicas += service_replicas(roots, gathered.containers)
+    return Document(
+        path=path,
+        kind="yaml",
+        settings=tuple(gathered.settings),
+        starts=tuple(gathered.starts),
+        requests=tuple(gathered.requests),
+        images=tuple(gathered.images),
+        mounts=tuple(gathered.mounts),
+        replicas=tuple(gathered.replicas),
+        text=text,
+    )
+
+
+def neutralise(text: str) -> tuple[str, bool]:
+    """The text without template actions, lines kept, and whether a whole line came from a template."""
+    opened = False
+    lines = []
+    for line in text.split("\n"):
+        if len(line) < 20_000 and _ACTION_LINE.match(line):
+            opened = opened or bool(re.search(r"include|toYaml|range|tpl|template", line))
+            lines.append("")
+        else:
+            lines.append(_ACTION.sub(TEMPLATED, line) if len(line) < 20_000 else line)
+    return "\n".join(lines), opened
+
+
+def _config_maps(path: str, roots: list[Node]) -> dict[str, list[EnvSet]]:
+    """Settings of the ConfigMaps in this file, by name."""
+    found: dict[str, list[EnvSet]] = {}
+    for root in roots:
+        if root.kind != "map" or root.text("kind") != "ConfigMap":
+            continue
+        metadata = root.get("metadata")
+        data = root.get("data")
+        if metadata is None or data is None or data.kind != "map":
+            continue
+        found[metadata.text("name")] = [
+            EnvSet(
+                name=key,
+                value=None if UNKNOWN in node.value else node.value,
+                place=Place(path, line),
+                scope=f"configmap {metadata.text('name')}",
+            )
+            for key, node, line in data.lines()
+            if node.kind == "scalar"
+        ]
+    return found
+
+
+def _gather(
+    gathered: _Gathered, path: str, root: Node, config_maps: dict[str, list[EnvSet]], *, opened: bool
+) -> None:
+    if root.kind == "map" and root.text("kind") == "ConfigMap":
+        return
+    for settings in config_maps.values():
+        gathered.settings.extend(item for item in settings if item not in gathered.settings)
+    containers = find_containers(path, root, config_maps, opened=opened)
+    for container in containers:
+        gathered.images.extend(container.images)
+        gathered.settings.extend(container.settings)
+        gathered.starts.extend(container.starts)
+        gathered.requests.extend(container.requests)
+    gathered.mounts.extend(read_mounts(path, root))
+    if root.kind == "map" and root.get("services") is not None:
+        gathered.replicas.extend(compose_replicas(containers))
+    gathered.containers.extend(containers)
+
