@@ -1,8 +1,9 @@
 """Speed of the comparator: in memory, token + pick + logprob + top-5, 1 % of the positions differing and located.
 
 Run as `python benchmarks/compare.py`. It checks that what was planted was found before it prints a number, pins
-itself to one core, and reports the median of several runs with the machine and the versions. Golden replay is
-measured, because natural replay stops at a request's first flip and would have less to do.
+itself to one core, and reports medians with the machine and the versions. Golden replay is measured, because natural
+replay stops at a request's first flip and would have less to do. Where other programs share the core, the rate by
+processor time is the one to read; the target is held against the clock.
 """
 
 from __future__ import annotations
@@ -82,14 +83,15 @@ def plant(traces: Traces, seed: int) -> int:
 
 
 def measure_rate(reference: Traces, variant: Traces) -> tuple[float, float, Comparison]:
-    """Median and best rate in million positions per second, and the last comparison."""
-    seconds = []
+    """Median rates in million positions per second, by the clock and by the processor's time, and the last result."""
+    clock, processor_time = [], []
     for _ in range(RUNS):
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         result = compare(reference, variant, "topk", "golden")
-        seconds.append(time.perf_counter() - start)
+        clock.append(time.perf_counter() - start)
+        processor_time.append(time.process_time() - busy)
     n = REQUESTS * LENGTH / 1e6
-    return n / statistics.median(seconds), n / min(seconds), result
+    return n / statistics.median(clock), n / statistics.median(processor_time), result
 
 
 def main() -> int:
@@ -106,10 +108,10 @@ def main() -> int:
     ):
         variant = make_capture(order, seed=0)
         count = plant(variant, seed=1) if planted else 0
-        rate, best, result = measure_rate(reference, variant)
+        rate, busy_rate, result = measure_rate(reference, variant)
         assert result.differing_positions == count, "what was planted was not found"
         rates.append(rate)
-        print(f"{name:40s} {rate:7.1f} million positions/s (best {best:.1f})")
+        print(f"{name:40s} {rate:7.1f} million positions/s ({busy_rate:.1f} by processor time)")
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {processor()}, {os.cpu_count()} CPUs")
     missed = rates[1] < TARGET
     print(f"target {TARGET:.0f} million positions/s with 1 % differing: {'missed' if missed else 'met'}")

@@ -50,6 +50,7 @@ _AXES: dict[str, tuple[str, ...]] = {
         "resolved.definition",
         "resolved.chunk_width",
         "resolved.key_chunk",
+        "resolved.weights",
         *_KERNEL_FIELDS,
         "arithmetic.*",
     ),

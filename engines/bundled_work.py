@@ -49,13 +49,15 @@ def run_work(engine: Engine, work: Work, progress: Progress) -> Traces:
         ComputeError: logits that are no numbers.
         EngineError: a schedule that can never complete.
     """
-    requests = {request.id: request for request in work.requests}
+    requests = {one.id: one for one in work.requests}
     if len(requests) != len(work.requests):
-        ids = [request.id for request in work.requests]
+        ids = [one.id for one in work.requests]
         raise RequestError(f"request id {next(i for i in ids if ids.count(i) > 1)!r} is given twice")
     prepared = _prepare(work, requests)
+    for name in sorted(prepared):
+        for request in prepared[name]:
+            engine.check(request)
     arrivals = Arrivals(work.schedule, requests)
-    engine.reset()
     try:
         submitted = _run(engine, arrivals, prepared, progress)
         engine.check_pages()

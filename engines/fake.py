@@ -20,6 +20,12 @@ _SETTINGS = (
     Setting(name="fault", default="none", choices=tuple(FAULTS), meaning="what the engine does wrong on purpose"),
     Setting(name="fault_position", default=0, minimum=-1, meaning="where the fault acts; -1 is the last position"),
     Setting(name="fault_request", default="", meaning="where the fault acts; empty is the first judged request"),
+    Setting(
+        name="fault_when",
+        default="always",
+        choices=("always", "batched"),
+        meaning="batched: only in works whose requests run beside each other, so that one arm alone is wrong",
+    ),
     Setting(name="invariant", default=True, meaning="results depend on the request alone, not on its company"),
     Setting(name="max_num_batched_tokens", default=512, minimum=1, meaning="tokens in one step"),
     Setting(name="max_num_seqs", default=8, minimum=1, meaning="sequences in one step"),
@@ -37,7 +43,7 @@ _AXES = {
     "order": AxisSupport(),
     "page_size": AxisSupport(unsupported="the fake engine has no KV cache"),
     "restart": AxisSupport(fields=("config.tuning", "resolved.tuning")),
-    "threads": AxisSupport(fields=("config.threads", "resolved.threads")),
+    "threads": AxisSupport(fields=("config.threads", "resolved.threads", "env.OMP_NUM_THREADS")),
 }
 
 

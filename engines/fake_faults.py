@@ -46,6 +46,11 @@ class Target(NamedTuple):
         return False
 
 
+def is_batched(sequences: list[Sequence]) -> bool:
+    """Whether more than one sequence is under way."""
+    return sum(sequence.computed > 0 and sequence.finish_reason is None for sequence in sequences) > 1
+
+
 def act_during(fault: str, target: Target, sequences: list[Sequence]) -> None:
     """What a fault does after a step."""
     if fault == "slow":

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from engines.fake_faults import Target, act_after, act_during
+from engines.fake_faults import Target, act_after, act_during, is_batched
 from engines.fake_model import DEFINITION
 from engines.fake_names import ONE_AT_A_TIME
-from engines.fake_run import Limits, Loop
+from engines.fake_run import Limits, Loop, Sequence
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineError
 from harness.traces import Traces
@@ -30,6 +30,7 @@ class FakeLifetime:
         self._settings = {**defaults, **configuration}
         self._fault = self._setting("fault", str)
         self._target = Target(self._setting("fault_request", str), self._setting("fault_position", int))
+        self._always = self._setting("fault_when", str) == "always"
         self._first: Traces | None = None
         self._most_running = 0
 
@@ -63,15 +64,20 @@ class FakeLifetime:
             tokens=self._setting("max_num_batched_tokens", int),
             salt=self._salt(),
         )
-        loop = Loop(work, limits, progress, lambda sequences: act_during(self._fault, self._target, sequences))
-        honest = loop.run()
-        self._most_running = max(self._most_running, dict(honest.counters)["max_running"])
-        traces = act_after(self._fault, self._target, honest, seats)
+        honest = Loop(work, limits, progress, self._after_step).run()
+        running = dict(honest.counters)["max_running"]
+        self._most_running = max(self._most_running, running)
+        acts = self._always or running > 1 or self._fault in ONE_AT_A_TIME
+        traces = act_after(self._fault, self._target, honest, seats) if acts else honest
         self._first = self._first or traces
         return traces
 
     def stop(self) -> None:
         """Nothing is held."""
+
+    def _after_step(self, sequences: list[Sequence]) -> None:
+        if self._always or is_batched(sequences):
+            act_during(self._fault, self._target, sequences)
 
     def _salt(self) -> int | None:
         """What taints results beside the company: None for nothing at all, for results that follow the request."""

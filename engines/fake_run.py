@@ -23,7 +23,7 @@ from harness.traces import NO_TOKEN, Float32, Int32, PositionTable, RequestTable
 
 
 class Limits(NamedTuple):
-    """How steps are filled, and what taints results: `salt` is None for an engine whose bits follow the request only."""
+    """How steps are filled, and what taints results: `salt` is None where bits follow the request alone."""
 
     seats: int
     tokens: int

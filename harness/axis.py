@@ -1,7 +1,8 @@
 """The closed list of axes: what may be varied, where a difference belongs, and what proves that it varied.
 
-It does not know any engine. Rules: an axis is either a schedule, a setting of the engine, or the process itself; each
-names its home layer, its floor and its witness; the fingerprint fields an engine moves with it come from the adapter.
+It does not know any engine. Rules: an axis is either a schedule, a setting of the engine, the process itself, what it
+served before, or the environment since a baseline; each names its home layer, its floor and its witness; the
+fingerprint fields an engine moves with it come from the adapter, those of an environment axis stand here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Layer = Literal["sampling", "forward", "parallelism", "environment"]
-AxisKind = Literal["schedule", "setting", "process"]
+AxisKind = Literal["schedule", "setting", "process", "history", "environment"]
 FloorPlace = Literal["same lifetime", "fresh lifetimes"]
 WitnessKind = Literal["beside", "composition", "chunks", "cached", "preempted", "all"]
 
@@ -20,7 +21,9 @@ class Axis:
     """One controlled variable.
 
     `evidence` names the observed field that must differ between the arms when the witness is "all" (the axis acts on
-    the whole process); the word "process nonce" stands for two different processes.
+    the whole process); "process nonce" stands for two different processes, and
+    "lineage" for a variant that served something before. `fields` are the fingerprint fields
+    of an environment axis: one of them must have changed since the baseline, or nothing was put to the test.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Axis:
     meaning: str
     floor: FloorPlace = "same lifetime"
     evidence: str | None = None
+    fields: tuple[str, ...] = ()
 
 
 _LIST = (
@@ -51,10 +55,33 @@ _LIST = (
          meaning="threads that share one step"),
     Axis(name="restart", kind="process", home="environment", witness="all", evidence="process nonce",
          meaning="the same engine process, or a new one"),
+    Axis(name="cached_prefix", kind="history", home="forward", witness="cached", floor="fresh lifetimes",
+         meaning="how much of a prompt the prefix cache holds, and who left it there"),
+    Axis(name="server_history", kind="history", home="forward", witness="all", floor="fresh lifetimes",
+         evidence="lineage", meaning="what the engine has served before: nothing, or CORPUS:COUNT"),
     Axis(name="isa", kind="setting", home="environment", witness="all", evidence="isa",
          meaning="the instruction set the kernels are built for"),
     Axis(name="compiler", kind="setting", home="environment", witness="all", evidence="compiler",
          meaning="the compiler that builds the kernels"),
+    Axis(name="driver", kind="environment", home="environment", witness="all",
+         meaning="a baseline, or the accelerator's driver and run-time libraries as they are now",
+         fields=("accelerator.driver", "accelerator.cuda", "accelerator.cuda_driver")),
+    Axis(name="engine-version", kind="environment", home="environment", witness="all",
+         meaning="a baseline, or the engine as it is now",
+         fields=("samebits.*", "arithmetic.*", "kernels.*", "engine.*", "package.vllm", "package.vllm.*",
+                 "package.sglang", "package.sglang.*", "package.transformers", "package.transformers.*")),
+    Axis(name="torch-version", kind="environment", home="environment", witness="all",
+         meaning="a baseline, or torch as it is now",
+         fields=("package.torch", "package.torch.*", "arithmetic.torch", "blas.torch", "openmp.torch")),
+    Axis(name="hardware", kind="environment", home="environment", witness="all",
+         meaning="a baseline, or the processor and accelerators there are now",
+         fields=("cpu.*", "accelerator.models", "accelerator.memory", "accelerator.compute_capability",
+                 "accelerator.mig", "os.machine", "resolved.isa")),
+    Axis(name="attention-backend", kind="environment", home="environment", witness="all",
+         meaning="a baseline, or the attention kernels chosen now",
+         fields=("config.attention_backend", "resolved.attention_backend", "env.VLLM_ATTENTION_BACKEND",
+                 "package.flash-attn", "package.flash-attn.*", "package.flashinfer-python",
+                 "package.flashinfer-python.*")),
 )  # fmt: skip
 
 AXES: dict[str, Axis] = {axis.name: axis for axis in _LIST}

@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from harness.traces import Traces
 
+NOTHING_SERVED = "nothing"  # the lineage field of an engine's first work
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Capture:

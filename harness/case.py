@@ -16,12 +16,16 @@ from harness.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """One engine process: a configuration, and an ordinal that tells restarts of it apart."""
+    """One engine process: a configuration, an ordinal that tells restarts of it apart, and a purpose.
+
+    A purpose other than "" keeps the process to cases that need a fresh one (caches and history are the axis).
+    """
 
     engine: str
     model: str
     settings: Settings
     ordinal: int
+    purpose: str = ""
 
     @property
     def id(self) -> str:
@@ -33,6 +37,7 @@ class Lifetime:
 class Case:
     """Engine configuration, schedule, requests, lifetime and repetition.
 
+    `prelude` is (kind, digest of its requests) of what the engine serves just before, or None.
     `golden` is the id of the case whose tokens the requests are forced along (golden replay), else None.
     `seed_offset` is added to every request's seed, modulo 2**64. `companions` are (corpus, count) to run beside.
     """
@@ -43,6 +48,7 @@ class Case:
     requests: tuple[str, ...]
     companions: tuple[str, str, int] | None  # corpus, its digest, count
     schedule: Schedule
+    prelude: tuple[str, str] | None
     replay: Replay
     golden: str | None
     repetition: int

@@ -91,6 +91,8 @@ def parse_cell(table: Mapping[str, object], path: str = "$") -> tuple[Cell | Non
     control = _read_control(reader.child("control"), given="control" in table)
     requires = _read_requires(reader.child("requires"))
     settings = _read_scalars(reader.child("settings"))
+    if axis is not None and axis.kind == "environment":
+        _check_environment(reader, axis, replay, control)
     reader.close()
     if reader.mistakes or axis is None:
         return None, tuple(reader.mistakes)
@@ -130,6 +132,14 @@ def _read_axis(reader: Reader) -> tuple[Axis | None, Scalar, tuple[Scalar, ...]]
         if value in variants[:index]:
             reader.mistake(f"variants[{index}]", f"{value!r} is listed twice")
     return axis, reference, tuple(variants)
+
+
+def _check_environment(reader: Reader, axis: Axis, replay: str | None, control: Control) -> None:
+    """What a cell whose reference is a baseline cannot ask for."""
+    if replay == "golden":
+        reader.mistake("replay", f"the reference of axis {axis.name!r} is a baseline, which is natural; expected 'natural'")
+    if control.kind not in ("mode", "variant", "none"):
+        reader.mistake("control", f"axis {axis.name!r} takes a control by mode or variant, got {control.kind}")
 
 
 def _scalar(reader: Reader, key: str, value: object) -> Scalar:

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from harness import __version__, registry
 from harness.errors import SamebitsError
 from harness.lifetime import DEADLINE_S
+from harness.options import subject_options
 
 if TYPE_CHECKING:
     from harness.engine import Field, Scalar
     from harness.plan import Plan
-
-F = TypeVar("F", bound=Callable[..., object])
 
 
 def main() -> None:
@@ -44,18 +43,6 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def subject_options(function: F) -> F:
-    """Options that choose engine, model, mode and settings."""
-    for option in reversed((
-        click.option("--engine", default="bundled", show_default=True, help="Which engine to drive."),
-        click.option("--model", default=None, help="Model name or path; `samebits models` lists them."),
-        click.option("--mode", default=None, help="The engine's named way to compute, such as deterministic."),
-        click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An engine setting; repeatable."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="samebits")
 def commands() -> None:
@@ -69,10 +56,11 @@ def commands() -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the run. [.samebits/runs/...]")
 @click.option("--overwrite", is_flag=True, help="Replace a finished or foreign run in --out.")
 @click.option("--deadline", type=float, default=DEADLINE_S, show_default=True, help="Seconds one case may take.")
+@click.option("--baselines", default=None, metavar="URL", help="What cells on an environment axis are held against.")
 @click.option("--quiet", is_flag=True, help="No progress; the verdict table is still printed.")
 def run_command(
     matrices: tuple[str, ...], engine: str, model: str | None, mode: str | None, assignments: tuple[str, ...],
-    cells: tuple[str, ...], out: Path | None, overwrite: bool, deadline: float, quiet: bool,
+    cells: tuple[str, ...], out: Path | None, overwrite: bool, deadline: float, baselines: str | None, quiet: bool,
 ) -> int:  # fmt: skip
     """Run matrices: capture, compare, judge, report. The exit code is the verdict."""
     from harness.progress import open_progress
@@ -84,7 +72,7 @@ def run_command(
     progress = open_progress(sys.stderr, quiet=quiet)
     progress.note(f"matrix {plan.matrix.path}, engine {plan.engine}, model {plan.model}, folder {folder}")
     request = RunRequest(plan=plan, adapter=registry.adapter(engine), folder=folder, progress=progress,
-                         deadline_s=deadline, overwrite=overwrite, begun=begun)  # fmt: skip
+                         deadline_s=deadline, overwrite=overwrite, begun=begun, baselines=baselines)  # fmt: skip
     try:
         record = run(request, _report)
     except KeyboardInterrupt:
@@ -233,11 +221,16 @@ def _observe(engine: str, model: str, settings: Mapping[str, Scalar]) -> object:
 
 
 def _attach() -> None:
+    from harness.approval.cli import approve_command, cosign_command
+    from harness.baseline.cli import baseline_commands
     from harness.corpus_cli import corpus_commands
     from harness.fingerprint_cli import build_command
+    from harness.release.cli import release_commands
 
     commands.add_command(corpus_commands)
     commands.add_command(build_command(_subject_fields))
+    for command in (baseline_commands, approve_command, cosign_command, *release_commands):
+        commands.add_command(command)
 
 
 _attach()

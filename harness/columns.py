@@ -6,6 +6,7 @@ processor's cache; the result is the sorted row numbers that differ, so equal da
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,39 +42,67 @@ def join_runs(reference: Int64, variant: Int64, out: Int64, counts: Int64) -> tu
 
 def bits(column: Int32 | Float32 | UInt64) -> Bits:
     """A (N,) or (N, W) column of 4- or 8-byte values as (N, W) signed integers of the same bits, without a copy."""
-    rows = np.ascontiguousarray(column).reshape(len(column), -1)
+    rows = np.ascontiguousarray(column if column.ndim == 2 else column[:, None])
     return rows.view(np.int64) if column.dtype.itemsize == 8 else rows.view(np.int32)
 
 
 def differing_rows(reference: Bits, variant: Bits, runs: tuple[Run, ...]) -> Int64:
     """Numbers (by the runs' `out`) of the rows in which any of the W values differs, ascending.
 
-    Both are (N, W) of one integer type; the cost is one pass over both plus work per differing value.
+    Both are (N, W) of one integer type and the runs ascend in `out`. The cost is one pass over both, and work per
+    differing value.
     """
-    width = reference.shape[1]
-    a, b = reference.reshape(-1), variant.reshape(-1)
-    unequal = np.empty(BLOCK_CELLS, dtype=np.bool_)
+    most = max(1, BLOCK_CELLS // max(1, reference.shape[1]))  # rows per block
+    unequal = np.empty(most * reference.shape[1], dtype=np.bool_)
     found: list[Int64] = []
-    for run in runs:
-        a_cells, b_cells = run.reference * width, run.variant * width
-        for start in range(0, run.rows * width, BLOCK_CELLS):
-            size = min(BLOCK_CELLS, run.rows * width - start)
-            mask = unequal[:size]
-            left, right = a_cells + start, b_cells + start
-            np.not_equal(a[left : left + size], b[right : right + size], out=mask)
-            cells = np.flatnonzero(mask)
-            if cells.size:
-                found.append((cells + start) // width + run.out)
+    for group in _group(runs, most):
+        first, *others = group
+        if others:
+            a = np.concatenate([reference[run.reference : run.reference + run.rows] for run in group])
+            b = np.concatenate([variant[run.variant : run.variant + run.rows] for run in group])
+        else:
+            a = reference[first.reference : first.reference + first.rows]
+            b = variant[first.variant : first.variant + first.rows]
+        mask = unequal[: a.size]
+        np.not_equal(a.reshape(-1), b.reshape(-1), out=mask)
+        cells = np.flatnonzero(mask)
+        if cells.size:
+            found.append(_numbers(cells // reference.shape[1], group))
     return _merge(found)
 
 
+def _group(runs: tuple[Run, ...], most: int) -> Iterator[list[Run]]:
+    """The runs in groups of at most `most` rows: long ones cut, short ones put together, in their order."""
+    group: list[Run] = []
+    rows = 0
+    for run in runs:
+        if group and rows + run.rows > most:
+            yield group
+            group, rows = [], 0
+        if run.rows <= most:
+            group.append(run)
+            rows += run.rows
+            continue
+        for start in range(0, run.rows, most):
+            count = min(most, run.rows - start)
+            yield [Run(run.reference + start, run.variant + start, run.out + start, count)]
+    if group:
+        yield group
+
+
+def _numbers(rows: Int64, group: list[Run]) -> Int64:
+    """The `out` numbers of rows that count through a group."""
+    if len(group) == 1:
+        return rows + group[0].out
+    counts = np.array([run.rows for run in group], dtype=np.int64)
+    begins = np.cumsum(counts) - counts
+    which = np.searchsorted(begins, rows, side="right") - 1
+    return rows - begins[which] + np.array([run.out for run in group], dtype=np.int64)[which]
+
+
 def _merge(found: list[Int64]) -> Int64:
-    """Sorted unique rows; blocks may split a row, runs may come in any order of `out`."""
+    """All rows once, in order: a row with several differing values was found several times."""
     if not found:
         return np.empty(0, dtype=np.int64)
     rows = np.concatenate(found).astype(np.int64, copy=False)
-    steps = np.diff(rows)
-    if steps.size and int(steps.min()) < 0:
-        rows = np.sort(rows)
-        steps = np.diff(rows)
-    return rows[np.concatenate(([True], steps != 0))]
+    return rows[np.concatenate(([True], np.diff(rows) != 0))]

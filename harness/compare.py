@@ -100,9 +100,7 @@ class Comparison:
         return next((count.differing for count in self.fields if count.field == field), 0)
 
 
-def compare(
-    reference: Traces, variant: Traces, rule: Rule, replay: Replay, decode: Decode | None = None
-) -> Comparison:
+def compare(reference: Traces, variant: Traces, rule: Rule, replay: Replay, decode: Decode | None = None) -> Comparison:
     """Compares the judged requests of two captures.
 
     `decode` turns ids into text for rule `text`; without it the ids stand in for the text, and `note` says so.
@@ -144,8 +142,7 @@ def _settle_text(scan: Scan, found: Found, decode: Decode | None) -> tuple[Found
     dropped: list[int] = []
     for j in np.unique(_requests(found[scan.choice], ref.offsets)).tolist():
         texts = [
-            decode(_ids(side, judged, scan.choice, j))
-            for side, judged in ((scan.reference, ref), (scan.variant, var))
+            decode(_ids(side, judged, scan.choice, j)) for side, judged in ((scan.reference, ref), (scan.variant, var))
         ]
         if texts[0] == texts[1]:
             dropped.append(j)
@@ -173,13 +170,14 @@ def _report(scan: Scan, limits: Int64, found: Found, runs: tuple[Run, ...], note
     for rows in found.values():
         different[rows] = True
     unequal = _unequal_requests(scan)
-    requests = _differing_requests(scan, found, unequal)
+    numbers = np.flatnonzero(different)
+    requests = _differing_requests(scan, found, unequal, numbers)
     evidence = Evidence(
         reference=scan.reference,
         variant=scan.variant,
         alignment=scan.alignment,
         choice=scan.choice,
-        different=np.flatnonzero(different),
+        different=numbers,
         flips=found[scan.choice],
         kl_positions=compared.get("logprob", 0),
     )
@@ -235,15 +233,13 @@ def _field_counts(
 
 
 def _differing_requests(
-    scan: Scan, found: Found, unequal: dict[FieldName, list[int]]
+    scan: Scan, found: Found, unequal: dict[FieldName, list[int]], numbers: Int64
 ) -> tuple[RequestDifference, ...]:
     offsets, keys = scan.alignment.reference.offsets, scan.alignment.keys
-    every = _by_request(np.unique(np.concatenate(list(found.values()))), offsets)
+    every = _by_request(numbers, offsets)
     fields = _fields_of_requests(found, unequal, offsets)
     ends = np.minimum(scan.alignment.reference.lengths, scan.alignment.variant.lengths)
-    ends[scan.alignment.reference.lengths == scan.alignment.variant.lengths] -= (
-        1  # else: past the shorter end
-    )
+    ends[scan.alignment.reference.lengths == scan.alignment.variant.lengths] -= 1  # else: past the shorter end
     return tuple(
         RequestDifference(key=keys[j], position=position, positions=count, fields=fields[j])
         for j in sorted(fields)
@@ -256,12 +252,13 @@ def _fields_of_requests(
 ) -> dict[int, tuple[FieldName, ...]]:
     """The differing fields of each differing request."""
     names = (*found, *unequal)
-    differs = np.zeros((len(offsets) - 1, len(names)), dtype=np.bool_)
-    for column, field in enumerate(names):
-        differs[_requests(found[field], offsets) if field in found else unequal[field], column] = True
-    shapes, which = np.unique(differs, axis=0, return_inverse=True)
-    named = [tuple(name for name, hit in zip(names, shape, strict=True) if hit) for shape in shapes]
-    return {j: named[shape] for j, shape in enumerate(which.tolist()) if named[shape]}
+    codes = np.zeros(len(offsets) - 1, dtype=np.int64)  # bit i: names[i] differs
+    for bit, field in enumerate(names):
+        codes[_requests(found[field], offsets) if field in found else unequal[field]] |= 1 << bit
+    named = {
+        code: tuple(name for bit, name in enumerate(names) if code >> bit & 1) for code in np.unique(codes).tolist()
+    }
+    return {j: named[code] for j, code in enumerate(codes.tolist()) if code}
 
 
 def _requests(numbers: Int64, offsets: Int64) -> Int64:
@@ -277,9 +274,7 @@ def _by_request(numbers: Int64, offsets: Int64) -> dict[int, tuple[int, int]]:
     return dict(zip(which.tolist(), zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
 
-def _describe_first(
-    evidence: Evidence, found: Found, requests: tuple[RequestDifference, ...]
-) -> Divergence | None:
+def _describe_first(evidence: Evidence, found: Found, requests: tuple[RequestDifference, ...]) -> Divergence | None:
     if not requests:
         return None
     first = requests[0]

@@ -17,8 +17,8 @@ Bytes of one request, in this order (u = unsigned, i = signed, number = bits, al
         4 top-k          (i32 id, u32 float32 bits) pairs, position by position
         5 logits digest  u64    W = 2
 
-Trailing top-k columns that hold nothing but padding for the whole request (id -1, bits 0x7FC00000) are left out of W, so
-that a capture made wider by a companion's longer list has the same digest. The judged digest of a capture is the
+Trailing top-k columns that hold nothing but padding for the whole request (id -1, bits 0x7FC00000) are left out of W,
+so that a capture made wider by a companion's longer list has the same digest. The judged digest of a capture is the
 SHA-256 of "samebits judged capture 1\\n", u32 number of requests, and the requests' 32-byte digests, ordered by
 (id as UTF-8 bytes, sample).
 """

@@ -85,7 +85,8 @@ class Divergence:
 class Magnitude:
     """Sizes over all differing positions; None where there was nothing to measure.
 
-    `pairs` counts the subtracted pairs of values of one token, `not_finite` the pairs that held a NaN or an infinity.
+    `pairs` counts the pairs of values of one token that differ and could be subtracted, `not_finite` those of which one
+    is a NaN or an infinity.
     `kl_positions` is how many positions the KL estimates average over, equal ones included.
     """
 
@@ -130,8 +131,8 @@ def measure(evidence: Evidence) -> Magnitude:
     return Magnitude(
         max_ulp=ulp,
         max_delta=delta,
-        pairs=len(finite.place),
-        not_finite=len(pairs.place) - len(finite.place),
+        pairs=len(finite.reference),
+        not_finite=len(pairs.reference) - len(finite.reference),
         kl_k1=k1,
         kl_k3=k3,
         kl_positions=evidence.kl_positions,
@@ -164,9 +165,9 @@ def describe(evidence: Evidence, j: int, position: int, fields: tuple[FieldName,
 
 
 def estimate_kl(chosen: Pairs, positions: int) -> tuple[float | None, float | None]:
-    """k1 and k3 over `positions`, of which all but the given differing ones contribute exactly 0."""
+    """k1 and k3 over `positions`, of which all but the given pairs contribute exactly 0; None if one is not finite."""
     finite = chosen.only_finite()
-    if not positions or len(finite.place) != len(chosen.place):
+    if not positions or finite.compared != chosen.compared:
         return None, None
     d = finite.deltas()
     return float(-d.sum() / positions) + 0.0, float((np.expm1(d) - d).sum() / positions)
@@ -219,8 +220,10 @@ def _choice(evidence: Evidence, side: Literal["reference", "variant"], j: int, p
 
 
 def _largest(pairs: Pairs) -> tuple[int | None, float | None]:
-    if not len(pairs.place):
+    if not pairs.compared:
         return None, None
+    if not len(pairs.reference):
+        return 0, 0.0
     ulp = int(ulp_distance(pairs.reference, pairs.variant).max())
     return ulp, float(np.abs(pairs.deltas()).max())
 

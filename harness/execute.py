@@ -20,10 +20,13 @@ from harness.corpus_json import request_json
 from harness.engine import Adapter, Field
 from harness.errors import StoreError
 from harness.lifetime import Event, Failure, LifetimeError, LifetimeProcess
-from harness.plan import Plan, Stage, companion_id
+from harness.plan import Plan, companion_id
+from harness.prelude import build_prelude
 from harness.progress import Progress
 from harness.request import Request
+from harness.schedules import companion_source
 from harness.settings import Settings
+from harness.stages import Stage
 from harness.store import Store, subject_fields
 
 
@@ -104,7 +107,8 @@ class Executor:
         event = process.ask(
             {"do": "capture", "case": case_id, "requests": [request_json(request) for request in requests],
              "schedule": dataclasses.asdict(case.schedule), "replay": case.replay, "golden": forced,
-             "logits_digests": case.logits_digests, "work": work_fields(case)},
+             "logits_digests": case.logits_digests, "work": work_fields(case),
+             "prelude": [request_json(request) for request in prelude_requests(self.plan, case)]},
             self.deadline_s, self._advance,
         )  # fmt: skip
         self.progress.done(tokens, float(str(event["seconds"])))
@@ -194,6 +198,7 @@ def work_fields(case: Case) -> dict[str, str]:
         "requests": digest(case.requests),
         "schedule": digest(case.schedule),
         "companions": digest(case.companions),
+        "prelude": digest(case.prelude),
         "sampling": f"seed offset {case.seed_offset}",
     }
 
@@ -208,6 +213,16 @@ def case_requests(plan: Plan, case: Case) -> tuple[Request, ...]:
     name, _, count = case.companions
     companions = take(plan.corpora[model, name], count).requests
     return requests + tuple(dataclasses.replace(r, id=companion_id(name, r.id)) for r in companions)
+
+
+def prelude_requests(plan: Plan, case: Case) -> tuple[Request, ...]:
+    """What the engine serves just before the case; empty without a prelude."""
+    if case.prelude is None:
+        return ()
+    model, kind = case.lifetime.model, case.prelude[0]
+    source = companion_source(kind)
+    other = take(plan.corpora[model, source[0]], source[1]).requests if source else ()
+    return build_prelude(kind, take(plan.corpora[model, case.corpus], case.requests).requests, other)
 
 
 def _offset(request: Request, offset: int) -> Request:

@@ -18,9 +18,7 @@ from harness.engine import RULES, Rule
 from harness.judged import ComparisonError
 from harness.traces import NO_TOKEN, Float32, Int32, Int64, PositionTable, UInt64
 
-FieldName = Literal[
-    "token", "pick", "logprob", "topk_ids", "topk_logprobs", "tensors", "finish_reason", "length"
-]
+FieldName = Literal["token", "pick", "logprob", "topk_ids", "topk_logprobs", "tensors", "finish_reason", "length"]
 
 _ADDED_BY: dict[Rule, tuple[FieldName, ...]] = {
     "text": ("token", "pick"),
@@ -37,9 +35,7 @@ def position_fields(rule: Rule) -> tuple[FieldName, ...]:
     return tuple(field for level in levels for field in _ADDED_BY[level])
 
 
-def operands(
-    field: FieldName, reference: PositionTable, variant: PositionTable, rule: Rule
-) -> tuple[Bits, Bits]:
+def operands(field: FieldName, reference: PositionTable, variant: PositionTable, rule: Rule) -> tuple[Bits, Bits]:
     """Both sides of a field as integers of its bits, (N, W) and (N', W). Raises ComparisonError if one is missing."""
     a, b = _column(field, reference), _column(field, variant)
     if a is None or b is None:
@@ -86,6 +82,8 @@ class Listed(NamedTuple):
 def find_listed(ids: Bits, runs: Sequence[Run]) -> Listed:
     """Counts the real ids of the reference's rows in the runs and finds the rows without any, in one pass."""
     total, missing = 0, [np.empty(0, dtype=np.int64)]
+    if not ids.shape[1]:
+        return Listed(0, np.concatenate([np.arange(run.out, run.out + run.rows) for run in runs]))
     rows = max(1, BLOCK_CELLS // ids.shape[1])
     for run in runs:
         for start in range(0, run.rows, rows):

@@ -105,9 +105,7 @@ def fingerprint_of(*groups: Iterable[Field]) -> Fingerprint:
     fields = sorted((field for group in groups for field in group), key=lambda field: field.name)
     for left, right in itertools.pairwise(fields):
         if left.name == right.name:
-            raise ValueError(
-                f"fingerprint field {left.name!r} is given twice: {left.value!r} and {right.value!r}"
-            )
+            raise ValueError(f"fingerprint field {left.name!r} is given twice: {left.value!r} and {right.value!r}")
     return Fingerprint(fields=tuple(fields))
 
 
@@ -153,8 +151,7 @@ def owns(owned: Collection[str], name: str) -> bool:
 def field_records(fields: Sequence[Field]) -> list[dict[str, object]]:
     """Fields as JSON records: name, value, class, source."""
     return [
-        {"name": item.name, "value": item.value, "class": item.field_class, "source": item.source}
-        for item in fields
+        {"name": item.name, "value": item.value, "class": item.field_class, "source": item.source} for item in fields
     ]
 
 
@@ -179,19 +176,13 @@ def _field_from(index: int, record: object) -> Field:
     if not isinstance(record["name"], str) or not isinstance(record["source"], str):
         raise StoreError(f"{place}: name and source must be strings, found {record!r}")
     if not isinstance(record["value"], str | int | float | bool | None):
-        raise StoreError(
-            f"{place}.value: expected a string, number, boolean or null, found {record['value']!r}"
-        )
-    return Field(
-        name=record["name"], value=record["value"], field_class=record["class"], source=record["source"]
-    )
+        raise StoreError(f"{place}.value: expected a string, number, boolean or null, found {record['value']!r}")
+    return Field(name=record["name"], value=record["value"], field_class=record["class"], source=record["source"])
 
 
 def _checked_schema(value: object) -> Mapping[str, object]:
     if not isinstance(value, dict) or "schema" not in value:
-        raise StoreError(
-            "fingerprint: no schema number at $.schema; this is not a fingerprint file of samebits"
-        )
+        raise StoreError("fingerprint: no schema number at $.schema; this is not a fingerprint file of samebits")
     schema = value["schema"]
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < SCHEMA:
         raise StoreError(
@@ -199,8 +190,7 @@ def _checked_schema(value: object) -> Mapping[str, object]:
         )
     if schema > SCHEMA:
         raise StoreError(
-            f"fingerprint at $.schema: {schema} is newer than {SCHEMA}, the newest this version reads; "
-            "upgrade samebits"
+            f"fingerprint at $.schema: {schema} is newer than {SCHEMA}, the newest this version reads; upgrade samebits"
         )
     return value
 

@@ -55,14 +55,10 @@ def _system_fields(root: Path) -> tuple[Field, ...]:
 def _circumstances(root: Path, now: datetime) -> tuple[Field, ...]:
     return (
         read_field("host.name", "context", "gethostname", socket.gethostname),
-        read_field(
-            "host.time", "context", "clock", lambda: now.astimezone(UTC).isoformat(timespec="seconds")
-        ),
+        read_field("host.time", "context", "clock", lambda: now.astimezone(UTC).isoformat(timespec="seconds")),
         read_field("host.load", "context", "getloadavg", lambda: round(os.getloadavg()[0], 2)),
         read_field("memory.total_kib", "context", "/proc/meminfo", lambda: _meminfo(root, "MemTotal")),
-        read_field(
-            "memory.available_kib", "context", "/proc/meminfo", lambda: _meminfo(root, "MemAvailable")
-        ),
+        read_field("memory.available_kib", "context", "/proc/meminfo", lambda: _meminfo(root, "MemAvailable")),
     )
 
 

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.axis import Axis
-from harness.capture import Capture
+from harness.baseline.environment import References, judge_environment
+from harness.capture import NOTHING_SERVED, Capture
 from harness.claims import check_claims
 from harness.compare import Comparison, compare, strongest_rule
 from harness.diagnose import diagnose
@@ -31,6 +32,7 @@ from harness.judged import ComparisonError, find_judged
 from harness.lifetime import Failure
 from harness.plan import Pair
 from harness.verdict import (
+    MOST_WHERE,
     ComparisonResult,
     ControlResult,
     DiagnosisResult,
@@ -54,16 +56,26 @@ class _Arms:
     varied: Capture
 
 
-def judge(pair: Pair, captures: Captures, expected: Mapping[str, Sequence[Expected]]) -> Verdict:
-    """The verdict of a pair. `captures` holds what each of its cases came to, `expected` what each must hold."""
-    verdict = _judge(pair, whole_captures(pair, captures, expected))
+def judge(
+    pair: Pair,
+    captures: Captures,
+    expected: Mapping[str, Sequence[Expected]],
+    references: References | None = None,
+) -> Verdict:
+    """The verdict of a pair. `captures` holds what each of its cases came to, `expected` what each must hold,
+    `references` the baselines of pairs on an environment axis."""
+    whole = whole_captures(pair, captures, expected)
+    if pair.cell.axis.kind == "environment":
+        verdict = judge_environment(pair, whole, references or References(accepted={}))
+    else:
+        verdict = _judge(pair, whole)
     expect = pair.cell.expect
     if expect is None or verdict.verdict is VerdictName.UNSUPPORTED:
         return verdict
-    expected = VerdictName(expect)
-    if verdict.verdict is expected:
-        return dataclasses.replace(verdict, expected=expected, reason=f"as declared: {verdict.reason}")
-    reason = f"the cell's point is to show {expected}, but it came to {verdict.verdict}: {verdict.reason}"
+    declared = VerdictName(expect)
+    if verdict.verdict is declared:
+        return dataclasses.replace(verdict, expected=declared, reason=f"as declared: {verdict.reason}")
+    reason = f"the cell's point is to show {declared}, but it came to {verdict.verdict}: {verdict.reason}"
     return dataclasses.replace(verdict, verdict=VerdictName.INSUFFICIENT, reason=reason)
 
 
@@ -195,11 +207,18 @@ def _witness(comparison: Comparison, arms: _Arms, axis: Axis) -> tuple[int, str]
 def _process_evidence(arms: _Arms, axis: Axis) -> str | None:
     if axis.evidence == "process nonce":
         return "two processes, by their nonces"
+    if axis.evidence == "lineage":
+        before, after = _served(arms.reference), _served(arms.varied)
+        return f"served before: {before}; {after}" if before == NOTHING_SERVED != after else None
     key = axis.evidence or ""
     before, after = arms.reference.observed.get(key), arms.varied.observed.get(key)
     if before is None or after is None or before == after:
         return None
     return f"observed {key}: {before} and {after}"
+
+
+def _served(capture: Capture) -> object:
+    return next((field.value for field in capture.subject if field.name == "lineage.served"), None)
 
 
 def _floor(comparison: Comparison) -> FloorResult:
@@ -229,12 +248,18 @@ def _per_request(comparison: Comparison, reference: Capture) -> tuple[RequestDiv
     differing = {item.key: item for item in comparison.differing_requests}
     judged = find_judged(reference.traces)
     rows = []
-    for key, length in zip(judged.keys, judged.lengths.tolist(), strict=True):
+    for key, begin, end in zip(judged.keys, judged.offsets[:-1], judged.offsets[1:], strict=True):
         item = differing.get(key)
-        rows.append(RequestDivergence(
-            request=str(key).strip("'"), positions=length, differing=item.positions if item else 0,
-            first=item.position if item else None,
-        ))  # fmt: skip
+        where = comparison.different_mask[begin:end].nonzero()[0][:MOST_WHERE]
+        rows.append(
+            RequestDivergence(
+                request=key.id if key.sample == 0 else f"{key.id} sample {key.sample}",
+                positions=int(end - begin),
+                differing=item.positions if item else 0,
+                first=item.position if item else None,
+                where=tuple(int(position) for position in where),
+            )
+        )
     return tuple(rows)
 
 
@@ -310,8 +335,9 @@ def _failure_reason(comparison: Comparison) -> str:
 
 def _claims(comparison: Comparison, counted: int, control: ControlResult, evidence: str) -> tuple[str, ...]:
     label = "control: comparator only" if control.kind == "planted" else f"control {control.value} fired"
+    compared = f"{comparison.elements} elements over {comparison.positions} positions"
     claims = (
-        f"{comparison.elements} elements over {comparison.positions} positions of {comparison.requests} requests compared",
+        f"{compared} of {comparison.requests} requests compared",
         f"{counted} positions witnessed ({evidence})",
         f"{label}: {control.sentence}",
     )

@@ -134,17 +134,13 @@ def _check_requests(table: RequestTable, side: str) -> None:
     if len(table.finish_reason) != rows[0]:
         raise ComparisonError(f"{side}: {rows[0]} requests but {len(table.finish_reason)} finish reasons")
     if rows[0] and int(table.length.min()) < 0:
-        raise ComparisonError(
-            f"{side}: request {table.id[int(table.length.argmin())]!r} has a negative length"
-        )
+        raise ComparisonError(f"{side}: request {table.id[int(table.length.argmin())]!r} has a negative length")
 
 
 def _check_topk(positions: PositionTable, n: int, side: str) -> None:
     ids, values = positions.topk_ids, positions.topk_logprobs
     if (ids is None) != (values is None):
-        raise ComparisonError(
-            f"{side}: top-k ids and top-k logprobs must come together, one of them is missing"
-        )
+        raise ComparisonError(f"{side}: top-k ids and top-k logprobs must come together, one of them is missing")
     if ids is not None and values is not None:
         width = ids.shape[1] if ids.ndim == 2 else 0
         _check_column(ids, "topk_ids", np.int32, (n, width), side)
@@ -160,9 +156,7 @@ def _check_column(
 ) -> None:
     if column.dtype != dtype or column.shape != shape:
         expected = f"{np.dtype(dtype).name} of shape {shape}"
-        raise ComparisonError(
-            f"{side}: column {name}: expected {expected}, found {column.dtype} of {column.shape}"
-        )
+        raise ComparisonError(f"{side}: column {name}: expected {expected}, found {column.dtype} of {column.shape}")
 
 
 def _refuse(what: str, keys: Sequence[RequestKey], side: str) -> None:

@@ -24,13 +24,14 @@ TAIL_LINES = 20
 GRACE_S = 5.0
 DEADLINE_S = 900.0  # for one case, and for starting an engine, unless the command line says otherwise
 Event = Mapping[str, object]
+Kind = Literal["error", "unsupported"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a case has no capture: the engine's reason, and the last lines of its log."""
 
-    kind: Literal["error", "unsupported"]
+    kind: Kind
     message: str
     log_tail: tuple[str, ...]
 
@@ -96,7 +97,7 @@ class LifetimeProcess:
                 if progress is not None:
                     progress(event)
             elif event["event"] == "failed":
-                kind = "unsupported" if event["kind"] == "unsupported" else "error"
+                kind: Kind = "unsupported" if event["kind"] == "unsupported" else "error"
                 raise LifetimeError(self._failure(str(event["message"]), kind), dead=False)
             else:
                 return event
@@ -128,7 +129,7 @@ class LifetimeProcess:
         how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return LifetimeError(self._failure(f"the engine process {how} before it answered", "error"), dead=True)
 
-    def _failure(self, message: str, kind: Literal["error", "unsupported"]) -> Failure:
+    def _failure(self, message: str, kind: Kind) -> Failure:
         try:
             text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError as error:

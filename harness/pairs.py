@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judged import Alignment
-from harness.traces import NO_TOKEN, Bool, Float32, Float64, Int64, PositionTable
+from harness.traces import NO_TOKEN, Float32, Float64, Int32, Int64, PositionTable
 
 BLOCK_ROWS = 4_096  # positions whose top-k lists are matched at once
 
@@ -27,22 +27,17 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairs:
-    """Values of one token on both sides, P of them, and which of the places each belongs to."""
+    """Values of one token on both sides: the P pairs whose bits differ; `compared` counts equal ones too."""
 
     reference: Float32  # (P,)
     variant: Float32  # (P,)
-    place: Int64  # (P,)
-
-    @property
-    def finite(self) -> Bool:
-        """Pairs that can be subtracted, (P,)."""
-        both: Bool = np.isfinite(self.reference) & np.isfinite(self.variant)
-        return both
+    compared: int
 
     def only_finite(self) -> Pairs:
-        """The pairs that can be subtracted."""
-        keep = self.finite
-        return Pairs(reference=self.reference[keep], variant=self.variant[keep], place=self.place[keep])
+        """Without the pairs that cannot be subtracted."""
+        keep = np.isfinite(self.reference) & np.isfinite(self.variant)
+        lost = len(keep) - int(keep.sum())
+        return Pairs(reference=self.reference[keep], variant=self.variant[keep], compared=self.compared - lost)
 
     def deltas(self) -> Float64:
         """variant - reference in nats, (P,)."""
@@ -63,30 +58,44 @@ def chosen_pairs(reference: PositionTable, variant: PositionTable, places: Place
     if reference.logprob is None or variant.logprob is None:
         return join_pairs(())
     same = reference.token[places.reference] == variant.token[places.variant]
-    return Pairs(
-        reference=reference.logprob[places.reference][same],
-        variant=variant.logprob[places.variant][same],
-        place=np.flatnonzero(same).astype(np.int64),
-    )
+    return _pairs(reference.logprob[places.reference][same], variant.logprob[places.variant][same])
 
 
 def candidate_pairs(reference: PositionTable, variant: PositionTable, places: Places) -> Pairs:
     """Top-k logprobs of the ids that both sides list, whatever their rank."""
     starts = range(0, len(places.reference), BLOCK_ROWS)
-    return join_pairs([_match_block(reference, variant, places, start) for start in starts])
+    parts = [_match_block(reference, variant, places, slice(start, start + BLOCK_ROWS)) for start in starts]
+    return join_pairs([pairs for block in parts for pairs in block])
 
 
-def _match_block(reference: PositionTable, variant: PositionTable, places: Places, start: int) -> Pairs:
+def _match_block(reference: PositionTable, variant: PositionTable, places: Places, block: slice) -> tuple[Pairs, ...]:
     a, b = reference, variant
     if a.topk_ids is None or a.topk_logprobs is None or b.topk_ids is None or b.topk_logprobs is None:
-        return join_pairs(())
-    a_rows = places.reference[start : start + BLOCK_ROWS]
-    b_rows = places.variant[start : start + BLOCK_ROWS]
+        return ()
+    a_rows, b_rows = places.reference[block], places.variant[block]
     a_ids, b_ids = a.topk_ids[a_rows], b.topk_ids[b_rows]
-    match = (a_ids[:, :, None] == b_ids[:, None, :]) & (a_ids != NO_TOKEN)[:, :, None]  # (B, K, K')
-    row, i, j = np.nonzero(match)
-    left, right = a.topk_logprobs[a_rows[row], i], b.topk_logprobs[b_rows[row], j]
-    return Pairs(reference=left, variant=right, place=(row + start).astype(np.int64))
+    a_values, b_values = a.topk_logprobs[a_rows], b.topk_logprobs[b_rows]
+    if a_ids.shape != b_ids.shape:
+        return (_match_by_id(a_ids, b_ids, a_values, b_values),)
+    same = (a_ids == b_ids).all(axis=1)
+    other = ~same
+    listed = a_ids[same] != NO_TOKEN
+    return (
+        _pairs(a_values[same][listed], b_values[same][listed]),
+        _match_by_id(a_ids[other], b_ids[other], a_values[other], b_values[other]),
+    )
+
+
+def _match_by_id(a_ids: Int32, b_ids: Int32, a_values: Float32, b_values: Float32) -> Pairs:
+    """Pairs of every id that both rows (B, K) and (B, K') list."""
+    both = (a_ids[:, :, None] == b_ids[:, None, :]) & (a_ids != NO_TOKEN)[:, :, None]
+    row, i, j = np.nonzero(both)
+    return _pairs(a_values[row, i], b_values[row, j])
+
+
+def _pairs(reference: Float32, variant: Float32) -> Pairs:
+    unequal = reference.view(np.int32) != variant.view(np.int32)
+    return Pairs(reference=reference[unequal], variant=variant[unequal], compared=len(reference))
 
 
 def join_pairs(parts: Sequence[Pairs]) -> Pairs:
@@ -95,7 +104,7 @@ def join_pairs(parts: Sequence[Pairs]) -> Pairs:
     return Pairs(
         reference=np.concatenate([none, *(part.reference for part in parts)]),
         variant=np.concatenate([none, *(part.variant for part in parts)]),
-        place=np.concatenate([np.empty(0, dtype=np.int64), *(part.place for part in parts)]),
+        compared=sum(part.compared for part in parts),
     )
 
 

@@ -6,25 +6,29 @@ content; a case runs after the case it is forced along; what cannot run is plann
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from harness.axis import Axis
 from harness.canonical import digest
 from harness.case import Case, Lifetime
-from harness.cell import Cell, Requires
+from harness.cell import Cell
 from harness.corpus import Corpus, check_fits, load_corpus, retokenise, take
-from harness.engine import RULES, Adapter, ModelFacts, Scalar
+from harness.engine import RULES, Adapter, AxisSupport, ModelFacts, Scalar
 from harness.errors import CellError, UsageError
 from harness.matrix import Matrix
-from harness.schedules import build_schedule, companion_source
+from harness.prelude import build_prelude
+from harness.requires import unmet_requirement
+from harness.schedules import NO_HISTORY, build_schedule, companion_source
 from harness.settings import Settings, mode_settings, resolve
+from harness.stages import Stage, order_stages
 
 SEED_OFFSET = "seed_offset"  # the one control key that is no engine setting: added to every seed of the variant arm
 SCHEDULE_FIELDS = ("work.schedule", "work.companions")
+HISTORY_FIELDS = ("work.prelude",)
+Layers = Sequence[tuple[str, Mapping[str, Scalar]]]  # (where it comes from, settings), later ones winning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +59,6 @@ class Pair:
         ids = (self.reference, self.floor, self.varied,
                self.control_reference, self.control_floor, self.control_varied)  # fmt: skip
         return tuple(dict.fromkeys(case for case in ids if case is not None))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One engine process and the cases it runs, in order."""
-
-    lifetime: Lifetime
-    cases: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +122,16 @@ def make_plan(matrix: Matrix, subject: Subject, *, environ_cores: int | None = N
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Role:
+    """What a case is to its pair: reference, floor or variant; `forced` is the case it is forced along."""
+
+    name: Literal["reference", "floor", "varied"]
+    ids: tuple[str, ...] | None = None  # the corpus' requests it runs on; None is all
+    forced: str | None = None
+    seed_offset: int = 0
+
+
 class _Planner:
     """Gathers cases and corpora while the pairs are laid out."""
 
@@ -151,12 +157,16 @@ class _Planner:
         owned = self._owned(cell.axis)
         control_owned = owned + self._control_fields(cell)
         pair = replace(pair, owned=tuple(sorted(set(owned))), control_owned=tuple(sorted(set(control_owned))))
+        if cell.axis.kind == "environment":
+            return self._environment(pair)
         return self._control(self._arms(pair), value)
 
     def _refusal(self, cell: Cell) -> str | None:
         """The engine's own reason why it cannot run the cell."""
         adapter = self.subject.adapter
         support = adapter.axes().get(cell.axis.name)
+        if support is None and cell.axis.kind == "environment":
+            support = AxisSupport(fields=cell.axis.fields)
         if support is None:
             return f"engine {adapter.name!r} does not offer the axis {cell.axis.name!r}"
         if support.unsupported:
@@ -168,8 +178,11 @@ class _Planner:
         return None
 
     def _owned(self, axis: Axis) -> tuple[str, ...]:
+        if axis.kind == "environment":
+            return axis.fields
         fields = self.subject.adapter.axes()[axis.name].fields
-        return fields + (SCHEDULE_FIELDS if axis.kind == "schedule" else ())
+        fields += SCHEDULE_FIELDS if axis.kind == "schedule" else ()
+        return fields + (HISTORY_FIELDS if axis.kind == "history" else ())
 
     def _control_fields(self, cell: Cell) -> tuple[str, ...]:
         axes = self.subject.adapter.axes()
@@ -182,10 +195,24 @@ class _Planner:
     def _arms(self, pair: Pair) -> Pair:
         cell = pair.cell
         layers = self._layers(cell, None)
-        reference = self._case(cell, cell.reference, layers, repetition=0, ids=None)
-        floor = self._case(cell, cell.reference, layers, repetition=1, ids=None)
-        varied = self._case(cell, pair.variant, layers, repetition=0, ids=None, forced=reference, variant=True)
+        reference = self._case(cell, cell.reference, layers, _Role(name="reference"))
+        floor = self._case(cell, cell.reference, layers, _Role(name="floor"))
+        varied = self._case(cell, pair.variant, layers, _Role(name="varied", forced=reference))
         return replace(pair, reference=reference, floor=floor, varied=varied)
+
+    def _environment(self, pair: Pair) -> Pair:
+        """The variant twice now, and the same in the control's mode; the reference is a baseline, and no case."""
+        cell, control = pair.cell, pair.cell.control
+        layers = self._layers(cell, None)
+        varied = self._case(cell, pair.variant, layers, _Role(name="varied"))
+        pair = replace(pair, varied=varied, floor=self._case(cell, pair.variant, layers, _Role(name="floor")))
+        if control.kind in ("none", "planted"):
+            return pair
+        ids = self.cases[varied].requests[: control.requests]
+        layers = [*self._layers(cell, control.mode), (f"cell {cell.name!r}: [control]", dict(control.variant))]
+        floor = self._case(cell, pair.variant, layers, _Role(name="floor", ids=ids))
+        moved = self._case(cell, pair.variant, layers, _Role(name="varied", ids=ids))
+        return replace(pair, control_floor=floor, control_varied=moved)
 
     def _control(self, pair: Pair, value: Scalar) -> Pair:
         cell, control = pair.cell, pair.cell.control
@@ -195,23 +222,15 @@ class _Planner:
             return pair
         ids = self.cases[pair.reference].requests[: control.requests]
         layers = self._layers(cell, control.mode)
-        reference = self._case(cell, cell.reference, layers, repetition=0, ids=ids)
-        floor = self._case(cell, cell.reference, layers, repetition=1, ids=ids)
+        reference = self._case(cell, cell.reference, layers, _Role(name="reference", ids=ids))
+        floor = self._case(cell, cell.reference, layers, _Role(name="floor", ids=ids))
         extra = {key: item for key, item in control.variant if key != SEED_OFFSET}
         if control.fault:
             extra["fault"] = control.fault
         varied_layers = [*layers, (f"cell {cell.name!r}: [control]", extra)]
         offset = next((int(item) for key, item in control.variant if key == SEED_OFFSET), 0)
-        varied = self._case(
-            cell,
-            value,
-            varied_layers,
-            repetition=0,
-            ids=ids,
-            forced=reference,
-            variant=True,
-            seed_offset=offset,
-        )
+        role = _Role(name="varied", ids=ids, forced=reference, seed_offset=offset)
+        varied = self._case(cell, value, varied_layers, role)
         return replace(pair, control_reference=reference, control_floor=floor, control_varied=varied)
 
     def _layers(self, cell: Cell, mode: str | None) -> list[tuple[str, Mapping[str, Scalar]]]:
@@ -222,39 +241,45 @@ class _Planner:
             layers.append((f"{where}: [control] mode", mode_settings(self.subject.adapter, mode, where)))
         return layers
 
-    def _case(
-        self,
-        cell: Cell,
-        value: Scalar,
-        layers: Sequence[tuple[str, Mapping[str, Scalar]]],
-        *,
-        repetition: int,
-        ids: tuple[str, ...] | None,
-        forced: str | None = None,
-        variant: bool = False,
-        seed_offset: int = 0,
-    ) -> str:
+    def _case(self, cell: Cell, value: Scalar, layers: Layers, role: _Role) -> str:
         model = cell.model or self.subject.model
         corpus = self._corpus(cell.corpus, model)
         axis = cell.axis
-        if axis.kind == "setting":
-            layers = [*layers, (f"cell {cell.name!r}: [axis]", {axis.name: value})]
-        lifetime = Lifetime(
-            engine=self.subject.adapter.name, model=model, settings=resolve(self.subject.adapter, layers),
-            ordinal=1 if axis.kind == "process" and variant else 0,
-        )  # fmt: skip
-        requests = ids or tuple(request.id for request in corpus.requests)
+        requests = role.ids or tuple(request.id for request in corpus.requests)
         companions = self._companions(axis, value, model)
         schedule = str(value) if axis.kind == "schedule" and axis.name != "companions" else cell.schedule
-        golden = cell.replay == "golden" and forced is not None
+        golden = role.forced if cell.replay == "golden" else None
         case = Case(
-            lifetime=lifetime, corpus=cell.corpus, corpus_digest=corpus.digest, requests=requests,
-            companions=companions, schedule=build_schedule(schedule, requests, self._companion_ids(companions, model)),
-            replay="golden" if golden else "natural", golden=forced if golden else None, repetition=repetition,
-            seed_offset=seed_offset, logits_digests=cell.rule == "tensors",
+            lifetime=self._lifetime(cell, value, layers, role), corpus=cell.corpus, corpus_digest=corpus.digest,
+            requests=requests, companions=companions,
+            schedule=build_schedule(schedule, requests, self._companion_ids(companions, model)),
+            prelude=self._prelude(axis, value, take(corpus, requests), model),
+            replay="golden" if golden else "natural", golden=golden, repetition=1 if role.name == "floor" else 0,
+            seed_offset=role.seed_offset, logits_digests=cell.rule == "tensors",
         )  # fmt: skip
         self.cases.setdefault(case.id, case)
         return case.id
+
+    def _lifetime(self, cell: Cell, value: Scalar, layers: Layers, role: _Role) -> Lifetime:
+        axis = cell.axis
+        if axis.kind == "setting":
+            layers = [*layers, (f"cell {cell.name!r}: [axis]", {axis.name: value})]
+        alone = axis.floor == "fresh lifetimes"
+        return Lifetime(
+            engine=self.subject.adapter.name,
+            model=cell.model or self.subject.model,
+            settings=resolve(self.subject.adapter, layers),
+            ordinal=1 if axis.kind == "process" and role.name == "varied" else 0,
+            purpose=f"{axis.name} {value} {role.name} {len(role.ids or ())}" if alone else "",
+        )
+
+    def _prelude(self, axis: Axis, value: Scalar, corpus: Corpus, model: str) -> tuple[str, str] | None:
+        """(kind, digest of the prelude's requests) of a history axis; None when nothing is served before."""
+        if axis.kind != "history" or value in NO_HISTORY:
+            return None
+        source = companion_source(str(value))
+        other = take(self._corpus(source[0], model), source[1]).requests if source else ()
+        return str(value), digest(build_prelude(str(value), corpus.requests, other))
 
     def _corpus(self, name: str, model: str) -> Corpus:
         key = (model, name)
@@ -295,69 +320,3 @@ def slug(value: Scalar) -> str:
     """A value as part of a label that needs no shell quoting."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return "".join(char if char.isalnum() or char in "._-" else "." for char in text)
-
-
-def unmet_requirement(requires: Requires, engine: str, cores: int) -> str | None:
-    """Why the cell cannot run here, or None."""
-    if requires.engines and engine not in requires.engines:
-        return f"the cell is for {', '.join(requires.engines)}, the engine is {engine}"
-    for package in requires.packages:
-        if importlib.util.find_spec(package) is None:
-            return f"package {package!r} is not installed"
-    for program in requires.programs:
-        if shutil.which(program) is None:
-            return f"program {program!r} is not on the PATH"
-    if requires.cores > cores:
-        return f"{requires.cores} cores are needed, {cores} are usable"
-    if requires.accelerators:
-        return f"{requires.accelerators} accelerator(s) needed; this engine and host show none"
-    return _missing_flags(requires.cpu_flags)
-
-
-def _missing_flags(flags: Sequence[str]) -> str | None:
-    if not flags:
-        return None
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - one line of a proc file
-            present = next((set(line.split()) for line in file if line.startswith(("flags", "Features"))), set())
-    except OSError as error:
-        return f"CPU flags {', '.join(flags)} cannot be checked: {error.strerror}"
-    missing = [flag for flag in flags if flag not in present]
-    return f"this CPU lacks {', '.join(missing)}" if missing else None
-
-
-def order_stages(cases: Mapping[str, Case]) -> tuple[Stage, ...]:
-    """Groups cases by lifetime so that a case follows the one it is forced along.
-
-    Each lifetime is one stage unless two lifetimes wait for each other; then one of them runs what it can and its
-    forced cases follow in a second process of the same configuration (natural cases, and so floors, stay together).
-    """
-    waiting: dict[str, list[str]] = {}
-    lifetimes: dict[str, Lifetime] = {}
-    for case_id, case in cases.items():
-        lifetimes[case.lifetime.id] = case.lifetime
-        waiting.setdefault(case.lifetime.id, []).append(case_id)
-    done: set[str] = set()
-    stages: list[Stage] = []
-    while waiting:
-        ready = {key: _runnable(ids, cases, done) for key, ids in waiting.items()}
-        whole = [key for key, ids in waiting.items() if len(ready[key]) == len(ids)]
-        chosen = whole[0] if whole else max(ready, key=lambda key: len(ready[key]))
-        run = ready[chosen]
-        if not run:
-            missing = sorted(cases[case].golden or "" for ids in waiting.values() for case in ids)
-            raise UsageError(f"the plan is forced along cases it does not hold: {', '.join(missing)}")
-        stages.append(Stage(lifetime=lifetimes[chosen], cases=tuple(run)))
-        done.update(run)
-        rest = [case for case in waiting[chosen] if case not in done]
-        if rest:
-            waiting[chosen] = rest
-        else:
-            del waiting[chosen]
-    return tuple(stages)
-
-
-def _runnable(ids: Sequence[str], cases: Mapping[str, Case], done: set[str]) -> list[str]:
-    natural = [case for case in ids if cases[case].golden is None]
-    known = done | set(natural)
-    return natural + [case for case in ids if cases[case].golden is not None and cases[case].golden in known]

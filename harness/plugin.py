@@ -126,7 +126,7 @@ class CellItem(pytest.Item):
         if verdict.expected is None and verdict.verdict not in (VerdictName.PASS, VerdictName.APPROVED):
             raise CellFailed(session.failure_text(self.path, self.pair.label))
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:  # type: ignore[override]  # noqa: ARG002
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:  # noqa: ARG002
         """Five lines for a failed cell, one message for an error of use."""
         if isinstance(excinfo.value, CellFailed | SamebitsError):
             return str(excinfo.value)
@@ -226,7 +226,7 @@ class MatrixSession:
         """One plan over the wanted pairs of several files, so that they share cases and engine processes."""
         import dataclasses
 
-        from harness.plan import order_stages
+        from harness.stages import order_stages
 
         parts = [self.plan_of(file).only([label for f, label in wanted if f == file])
                  for file in dict.fromkeys(file for file, _ in wanted)]  # fmt: skip

@@ -109,9 +109,7 @@ def _microcode(processors: Processors) -> str:
 
 def _flags(processors: Processors) -> frozenset[str]:
     """Flags that every processor has."""
-    per_core = [
-        frozenset((block.get("flags") or block.get("Features") or "").split()) for block in processors()
-    ]
+    per_core = [frozenset((block.get("flags") or block.get("Features") or "").split()) for block in processors()]
     common = frozenset.intersection(*per_core) if per_core else frozenset()
     if not common:
         raise Unknown(f"/{CPUINFO} lists no instruction-set flags")

@@ -25,6 +25,9 @@ REPORTS = "reports:make_reports"
 TABLE = "reports.table:verdict_table"
 PLAIN_TABLE = "reports.table:plain_table"
 FIVE_LINES = "reports.table:five_lines"
+GATE_COMMENT = "reports.gate_comment:gate_comment"
+TREND = "reports.trend:render_trend"
+GATE_ANNOTATIONS = "reports.gate_comment:gate_annotations"
 
 
 def engine_names() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.baseline.environment import References
 from harness.capture import Capture
 from harness.engine import Adapter
 from harness.errors import OutputError, StoreError, UsageError
@@ -46,6 +47,8 @@ class RunRequest:
     deadline_s: float
     overwrite: bool
     begun: float
+    baselines: str | None = None  # folder or URL; what pairs on an environment axis are held against
+    nightly: bool = False  # an unchanged environment with the same bits is a plain PASS
 
 
 def run(request: RunRequest, report: Reporter) -> dict[str, object]:
@@ -59,7 +62,7 @@ def run(request: RunRequest, report: Reporter) -> dict[str, object]:
     executor = Executor(plan, request.adapter, folder, secrets.token_hex(8), request.progress, request.deadline_s)
     execution = executor.run()
     captures = load_captures(plan, executor.store, execution.failures)
-    verdicts = judge_all(plan, captures)
+    verdicts = judge_all(plan, captures, find_references(request))
     exit_code, sentence = decide(verdicts, len(plan.pairs))
     outcome = Outcome(
         exit_code=exit_code, sentence=sentence, started=started, finished=datetime.now(UTC),
@@ -72,10 +75,18 @@ def run(request: RunRequest, report: Reporter) -> dict[str, object]:
     return record
 
 
-def judge_all(plan: Plan, captures: Captures) -> tuple[Verdict, ...]:
+def judge_all(plan: Plan, captures: Captures, references: References | None = None) -> tuple[Verdict, ...]:
     """A verdict for every planned pair."""
     expected = expected_captures(plan)
-    return tuple(judge(pair, captures, expected) for pair in plan.pairs)
+    return tuple(judge(pair, captures, expected, references) for pair in plan.pairs)
+
+
+def find_references(request: RunRequest) -> References:
+    """The baselines of the planned pairs on an environment axis. Raises StoreError for damaged ones."""
+    from harness.baseline.find import accepted_for
+
+    found = {} if request.baselines is None else accepted_for(request.plan, request.baselines)
+    return References(accepted=found, nightly=request.nightly)
 
 
 def expected_captures(plan: Plan) -> dict[str, tuple[Expected, ...]]:

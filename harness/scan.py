@@ -103,9 +103,7 @@ def _count_listed(scan: Scan, field: FieldName, found: Found, runs: tuple[Run, .
     listed = find_listed(ids, runs)
     if listed.missing.size:
         raise _nothing_listed(scan, "reference", field, int(listed.missing[0]))
-    rows = find_places(
-        scan.alignment, found[field]
-    ).variant  # where the ids agree, the variant lists them too
+    rows = find_places(scan.alignment, found[field]).variant  # where the ids agree, the variant lists them too
     missing = np.flatnonzero(variant_ids[rows, 0] == NO_TOKEN)
     if missing.size:
         raise _nothing_listed(scan, "variant", field, int(found[field][missing[0]]))

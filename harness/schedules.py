@@ -15,21 +15,26 @@ from harness.schedule import Arrival, Schedule
 
 SCHEDULES = ("alone", "together", "reversed", "interleaved", "while-decoding")
 COMPANIONS = re.compile(r"([A-Za-z0-9._:-]+):([1-9][0-9]*)")
+ENVIRONMENT_AXES = ("attention-backend", "driver", "engine-version", "hardware", "torch-version")
 AXIS_VALUES: dict[str, tuple[str, ...]] = {
     "batch": ("alone", "together"),
     "order": ("together", "reversed", "interleaved"),
     "arrivals": ("alone", "together", "while-decoding"),
     "restart": ("same", "new"),
+    "cached_prefix": ("cold", "warm", "partial", "foreign"),
+    **dict.fromkeys(ENVIRONMENT_AXES, ("baseline", "now")),
 }
+NOTHING = {"companions": "none", "server_history": "fresh"}  # axes that take CORPUS:COUNT, and their empty value
+NO_HISTORY = ("cold", "fresh")  # values of history axes under which nothing is served before
 DECODED_BEFORE_NEXT = 3  # tokens the running request has generated when the next one arrives
 
 
 def value_mistake(axis: str, value: Scalar) -> str | None:
-    """Why `value` is no value of a schedule or process axis, or None."""
-    if axis == "companions":
-        if isinstance(value, str) and (value == "none" or COMPANIONS.fullmatch(value)):
+    """Why `value` is no value of a schedule, process or history axis, or None."""
+    if axis in NOTHING:
+        if isinstance(value, str) and (value == NOTHING[axis] or COMPANIONS.fullmatch(value)):
             return None
-        return f"expected 'none' or CORPUS:COUNT such as 'smoke:2', got {value!r}"
+        return f"expected {NOTHING[axis]!r} or CORPUS:COUNT such as 'smoke:2', got {value!r}"
     if value in AXIS_VALUES[axis]:
         return None
     return f"expected one of {', '.join(AXIS_VALUES[axis])}, got {value!r}"

@@ -65,9 +65,7 @@ def source_digest(home: Path | None = None) -> str:
 
 
 def _sources(base: Path) -> list[Path]:
-    found = [
-        path for name in SOURCE_FOLDERS for path in (base / name).rglob("*") if path.suffix in SOURCE_SUFFIXES
-    ]
+    found = [path for name in SOURCE_FOLDERS for path in (base / name).rglob("*") if path.suffix in SOURCE_SUFFIXES]
     if not found:
         raise Unknown(f"no {' or '.join(SOURCE_SUFFIXES)} files lie in {' or '.join(SOURCE_FOLDERS)}")
     return found
@@ -124,10 +122,7 @@ def _native_digest(name: str) -> str:
         return NOT_INSTALLED
     if not rows:
         return "no native code"
-    return (
-        "sha256:"
-        + hashlib.sha256("\n".join(f"{path} {digest}" for path, digest in rows).encode()).hexdigest()
-    )
+    return "sha256:" + hashlib.sha256("\n".join(f"{path} {digest}" for path, digest in rows).encode()).hexdigest()
 
 
 def _bundled(name: str, pattern: re.Pattern[str]) -> str:
@@ -151,9 +146,7 @@ def _native_files(name: str) -> list[tuple[str, str]] | None:
         return None
     if record is None:
         raise Unknown(f"the installer of {name} left no RECORD of its files")
-    lines = [
-        line for line in record.splitlines() if _MAYBE_NATIVE.search(line)
-    ]  # a RECORD has many thousands
+    lines = [line for line in record.splitlines() if _MAYBE_NATIVE.search(line)]  # a RECORD has many thousands
     rows = [row for row in csv.reader(lines) if _NATIVE.search(row[0])]
     if any(len(row) < 2 or not row[1] for row in rows):
         raise Unknown(f"the RECORD of {name} has native files without a hash")

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -201,6 +201,10 @@ def _column(table: pa.Table, name: str, width: int | None = None) -> np.ndarray 
     return np.asarray(values).reshape(len(chunk), width)
 
 
+def _columns(table: pa.Table) -> dict[str, Any]:
+    return {name: _column(table, name) for name in table.column_names}
+
+
 def _matrix(table: pa.Table, name: str) -> np.ndarray | None:
     if name not in table.column_names:
         return None
@@ -209,7 +213,9 @@ def _matrix(table: pa.Table, name: str) -> np.ndarray | None:
 
 def _traces(tables: Mapping[str, pa.Table], counters: Mapping[str, int]) -> Traces:
     requests, positions, steps = tables["requests"], tables["positions"], tables.get("steps")
-    rows = {name: _column(requests, name) for name in requests.column_names if name not in ("id", "finish_reason")}
+    rows: dict[str, Any] = {
+        name: _column(requests, name) for name in requests.column_names if name not in ("id", "finish_reason")
+    }
     return Traces(
         requests=RequestTable(
             id=tuple(requests.column("id").to_pylist()),
@@ -224,6 +230,6 @@ def _traces(tables: Mapping[str, pa.Table], counters: Mapping[str, int]) -> Trac
             topk_logprobs=_matrix(positions, "topk_logprobs"),
             logits_digest=_matrix(positions, "logits_digest"),
         ),
-        steps=None if steps is None else StepTable(**{name: _column(steps, name) for name in steps.column_names}),
+        steps=None if steps is None else StepTable(**_columns(steps)),
         counters=tuple(sorted(counters.items())),
     )

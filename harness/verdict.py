@@ -10,6 +10,9 @@ from typing import Literal
 from harness.lifetime import Failure
 
 
+MOST_WHERE = 2000  # positions listed of one request
+
+
 class VerdictName(StrEnum):
     """What a pair came to; DESIGN's words."""
 
@@ -73,12 +76,16 @@ class FirstDivergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDivergence:
-    """One request's share of a difference; `first` is None when it does not differ."""
+    """One request's share of a difference; `first` is None when it does not differ.
+
+    `where` lists the differing positions, the first MOST_WHERE of them.
+    """
 
     request: str
     positions: int
     differing: int
     first: int | None
+    where: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

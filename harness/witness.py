@@ -114,16 +114,14 @@ def _find_beside(arms: _Arms) -> Bool:
 
 
 def _find_chunks(arms: _Arms) -> Bool:
+    """Chunks follow each other without gaps, so other borders mean that some chunk begins elsewhere."""
     rows, same = arms.in_reference()
     entries = arms.entries
     if not len(rows.start):
         return np.zeros(len(entries.row), dtype=np.bool_)
     prompt = arms.variant.requests.prompt_tokens[arms.alignment.variant.rows]
     inside = entries.token < prompt[entries.request]
-    here = entries.rows
-    starts = here.start[entries.row] != rows.start[same]
-    counts = here.count[entries.row] != rows.count[same]
-    varied: Bool = inside & (same >= 0) & (starts | counts)
+    varied: Bool = inside & (same >= 0) & (entries.rows.start[entries.row] != rows.start[same])
     return varied
 
 

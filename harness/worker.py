@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from harness.canonical import digest
-from harness.capture import Capture
+from harness.capture import NOTHING_SERVED, Capture
 from harness.corpus_json import MAX_TOKEN_ID, read_request
 from harness.digest import judged_digest
 from harness.engine import Adapter, Engine, Field, Scalar, Work
@@ -32,6 +32,7 @@ from harness.host import host_fields
 from harness.registry import adapter
 from harness.request import Request
 from harness.schedule import Arrival, Schedule
+from harness.schedules import build_schedule
 from harness.store import Store
 from harness.strict_json import Place, raise_mistakes
 
@@ -127,7 +128,7 @@ def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field,
         )
     for key, value in (work or {}).items():
         fields.append(Field(name=f"work.{key}", value=value, field_class="identity", source="plan"))
-    served = digest(lifetime.served) if lifetime.served else "nothing"
+    served = digest(lifetime.served) if lifetime.served else NOTHING_SERVED
     fields.append(Field(name="lineage.served", value=served, field_class="lineage", source="works served before"))
     return tuple(sorted(fields, key=lambda field: field.name))
 
@@ -135,6 +136,7 @@ def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field,
 def _capture(lifetime: Lifetime, command: Mapping[str, object], answers: TextIO) -> dict[str, object]:
     case = cast("str", command["case"])
     work = _work(command)
+    _serve_prelude(lifetime, command)
     subject = _subject(lifetime, cast("Mapping[str, str]", command["work"]))
     begun = time.perf_counter()
     traces = lifetime.engine.generate(work, _Progress(answers, case))
@@ -148,6 +150,17 @@ def _capture(lifetime: Lifetime, command: Mapping[str, object], answers: TextIO)
     lifetime.store.write(capture)
     lifetime.served.append(case)
     return {"event": "captured", "case": case, "seconds": seconds}
+
+
+def _serve_prelude(lifetime: Lifetime, command: Mapping[str, object]) -> None:
+    """Serves what the case wants served before, all together, and forgets the answers."""
+    requests = _requests(command["prelude"])
+    if not requests:
+        return
+    schedule = build_schedule("together", [request.id for request in requests])
+    work = Work(requests=requests, schedule=schedule, replay="natural", golden={}, logits_digests=False)
+    lifetime.engine.generate(work, lambda _requests, _tokens: None)
+    lifetime.served.append(digest(requests))
 
 
 class _Progress:

@@ -57,9 +57,9 @@ def _strip(row: RequestRow, longest: int, columns: int) -> Strip:
     positions, first = row.positions or 0, row.first or 0
     exact = bool(row.where) or row.differing == positions - first
     where = set(row.where) or range(first, positions)
-    marked = {_column(position, longest, columns) for position in where if 0 <= position < positions}
-    width = _column(positions, longest, columns)
-    bars = _runs(sorted(column for column in marked if column < width))
+    width = max(1, _column(positions, longest, columns))
+    inside = (position for position in where if 0 <= position < positions)
+    bars = _runs(sorted({min(_column(position, longest, columns), width - 1) for position in inside}))
     shown = "not recorded" if row.first is None else str(row.first)
     words = f"first at {shown}, {number(row.differing)} of {number(row.positions)} positions differ"
     return Strip(row.request, width, bars if exact else _estimate(bars, row), exact, words)

@@ -64,17 +64,22 @@ class Engine:
         """True while a request waits or runs."""
         return self.scheduler.has_work
 
+    def check(self, request: Request) -> None:
+        """Raises RequestError, naming the request, if it cannot be run as written."""
+        check_request(request, self.model, self.config)
+
     def submit(self, request: Request) -> Sequence:
         """Puts a request in line. Raises RequestError, naming it, if it cannot be run as written."""
-        check_request(request, self.model, self.config)
+        self.check(request)
         eos = () if request.sampling.ignore_eos else self.model.eos_token_ids
         sequence = Sequence(request, frozenset((*request.sampling.stop_token_ids, *eos)), self._decode)
         self.scheduler.add(sequence)
         return sequence
 
     def step(self) -> list[Sequence]:
-        """Runs one step; returns the sequences that finished in it. Raises ComputeError for logits that are
-        no numbers.
+        """Runs one step; returns the sequences that finished in it.
+
+        Raises ComputeError for logits that are no numbers.
         """
         slices = self.scheduler.schedule()
         logits = self._arithmetic.forward(build_batch(slices))

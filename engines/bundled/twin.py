@@ -96,9 +96,7 @@ def lane_sum(x: Float32) -> Float32:
 def linear(x: Float32, weight: Float32, width: int) -> Float32:
     """(T, N) from (T, K) and (N, K): chains inside chunks of `width` along K, added by T."""
     columns = x.shape[-1]
-    chunks = [
-        chain(x[:, None, k : k + width], weight[None, :, k : k + width]) for k in range(0, columns, width)
-    ]
+    chunks = [chain(x[:, None, k : k + width], weight[None, :, k : k + width]) for k in range(0, columns, width)]
     return tree(chunks)
 
 
@@ -128,16 +126,16 @@ def log(x: Float32) -> Float32:
         e = (bits >> 23) - np.where(small, np.int32(150), np.int32(126))
         m = ((bits & np.int32(0x007FFFFF)) | np.int32(0x3F000000)).view(np.float32)
         low = m < f32(0.707106781186547524)
-        e = np.where(low, e - 1, e).astype(np.float32)
+        power = np.where(low, e - 1, e).astype(np.float32)
         m = np.where(low, m + m, m) - f32(1.0)
         z = m * m
         p = np.full_like(m, f32(_LOG[0]))
         for coefficient in _LOG[1:]:
             p = fma(p, m, f32(coefficient))
         y = m * z * p
-        y = fma(e, f32(-2.12194440e-4), y)
+        y = fma(power, f32(-2.12194440e-4), y)
         y = fma(f32(-0.5), z, y)
-        y = fma(e, f32(0.693359375), m + y)
+        y = fma(power, f32(0.693359375), m + y)
         y = np.where(x == f32(np.inf), x, y)
         return np.where(x > f32(0.0), y, np.where(x == f32(0.0), f32(-np.inf), f32(np.nan)))
 
@@ -151,7 +149,8 @@ def rms_norm(x: Float32, gain: Float32, eps: float) -> Float32:
         width = part.shape[-1]
         lanes[..., :width] = fma(part, part, lanes[..., :width])
     root = np.sqrt(fold_lanes(lanes) / f32(size) + f32(eps))
-    return (x / root[..., None]) * gain
+    scaled: Float32 = (x / root[..., None]) * gain
+    return scaled
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
@@ -189,7 +188,8 @@ def log_softmax(logits: Float32) -> Float32:
     weights = exp(shifted)
     size = logits.shape[-1]
     chunks = [lane_sum(weights[:, s : s + VOCABULARY_CHUNK]) for s in range(0, size, VOCABULARY_CHUNK)]
-    return shifted - log(tree(chunks))[:, None]
+    result: Float32 = shifted - log(tree(chunks))[:, None]
+    return result
 
 
 def ranking(logits: Float32) -> Int32:

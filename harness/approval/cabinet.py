@@ -10,7 +10,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from harness.approval.record import Approval, ApprovalMistake, read_approval, write_approval
+from harness.approval.record import Approval, ApprovalMistakeError, read_approval, write_approval
 from harness.approval.ruling import Filed
 from harness.approval.signature import Signature, check
 from harness.errors import OutputError, UsageError
@@ -41,7 +41,7 @@ def file_approval(approval: Approval, folder: Path) -> Path:
             stream.write(write_approval(approval))
     except FileExistsError as error:
         raise UsageError(f"{file}: this difference is approved there already; remove it first, or add a signature with "
-                         "`samebits approve --sign`") from error  # fmt: skip
+                         "`samebits cosign`") from error  # fmt: skip
     except OSError as error:
         raise OutputError(f"{file}: cannot be written: {error.strerror}; choose another --approvals") from error
     return file
@@ -68,7 +68,7 @@ def _filed(file: Path, folder: Path, signers: Path | None, now: datetime) -> Fil
         approval = read_approval(content)
     except OSError as error:
         mistake = error.strerror or "unreadable"
-    except ApprovalMistake as error:
+    except ApprovalMistakeError as error:
         mistake = str(error)
     signatures: tuple[Signature, ...] = ()
     if approval is not None:

@@ -22,7 +22,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 Kind = Literal["difference", "drift"]  # between the arms of a run, or between a baseline and now
 
 
-class ApprovalMistake(UsageError):
+class ApprovalMistakeError(UsageError):
     """An approval file that does not read as one; the message lists every mistake."""
 
 
@@ -73,14 +73,14 @@ def write_approval(approval: Approval) -> bytes:
 
 
 def read_approval(content: bytes) -> Approval:
-    """The approval in a file's bytes. Raises ApprovalMistake."""
+    """The approval in a file's bytes. Raises ApprovalMistakeError."""
     try:
         document = tomllib.loads(content.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ApprovalMistake(f"not TOML: {error}") from error
+        raise ApprovalMistakeError(f"not TOML: {error}") from error
     message = schema_mistake(document.get("schema"), SCHEMA)
     if message:
-        raise ApprovalMistake(f"$.schema: {message}")
+        raise ApprovalMistakeError(f"$.schema: {message}")
     reader = Reader(document)
     reader.raw("schema")
     words: dict[str, Any] = {name: reader.take(name, str) or "" for name in _WORDS}
@@ -92,7 +92,7 @@ def read_approval(content: bytes) -> Approval:
         reader.mistake("expires", "expected a time after `created`")
     reader.close()
     if reader.mistakes:
-        raise ApprovalMistake("; ".join(reader.mistakes))
+        raise ApprovalMistakeError("; ".join(reader.mistakes))
     return Approval(
         kind=cast("Kind", kind), changed=changed, created=times["created"], expires=times["expires"],
         corpus=digests["corpus"], old=digests["old"], new=digests["new"], **words,

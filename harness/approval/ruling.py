@@ -179,7 +179,7 @@ def _signature_fault(item: Filed, approval: Approval, terms: Terms) -> str:
     if not item.signatures:
         if terms.unsigned:
             return ""
-        return "it is not signed; sign it with `samebits approve --sign`, or allow unsigned approvals in the policy"
+        return "it is not signed; sign it with `samebits cosign`, or allow unsigned approvals in the policy"
     broken = next((s for s in item.signatures if not s.intact), None)
     if broken is not None:
         return (f"{broken.file} does not hold: {broken.problem}; the approval was changed after it was signed, or the "

@@ -23,20 +23,117 @@ from harness.doctor.finding import Place
 UNKNOWN = "\0"  # stands inside a word for a part that the text does not tell
 
 _DOCKER_VALUED = frozenset(
-    "-p --publish -v --volume --name --gpus --network --net --ipc --shm-size --runtime -w --workdir -u --user -h "
-    "--hostname --mount --device --memory -m --cpus --ulimit --restart --label -l --add-host --entrypoint --platform "
-    "--pull --log-driver --log-opt --cap-add --cap-drop --security-opt --tmpfs --group-add --pid --expose --link "
-    "--cpuset-cpus --health-cmd --stop-timeout --userns --index --cidfile --dns -e --env --env-file --annotation".split()
+    [
+        "-p",
+        "--publish",
+        "-v",
+        "--volume",
+        "--name",
+        "--gpus",
+        "--network",
+        "--net",
+        "--ipc",
+        "--shm-size",
+        "--runtime",
+        "-w",
+        "--workdir",
+        "-u",
+        "--user",
+        "-h",
+        "--hostname",
+        "--mount",
+        "--device",
+        "--memory",
+        "-m",
+        "--cpus",
+        "--ulimit",
+        "--restart",
+        "--label",
+        "-l",
+        "--add-host",
+        "--entrypoint",
+        "--platform",
+        "--pull",
+        "--log-driver",
+        "--log-opt",
+        "--cap-add",
+        "--cap-drop",
+        "--security-opt",
+        "--tmpfs",
+        "--group-add",
+        "--pid",
+        "--expose",
+        "--link",
+        "--cpuset-cpus",
+        "--health-cmd",
+        "--stop-timeout",
+        "--userns",
+        "--index",
+        "--cidfile",
+        "--dns",
+        "-e",
+        "--env",
+        "--env-file",
+        "--annotation",
+    ]
 )
 _SRUN_VALUED = frozenset(
-    "-n --ntasks -N --nodes -p --partition -c --cpus-per-task -t --time -A --account -G --gpus -J --job-name -w "
-    "--nodelist -o --output -e --error --mem --gres --export -D --chdir -x --exclude --ntasks-per-node "
-    "--gpus-per-node --gpus-per-task --cpu-bind --mpi --container-image --container-mounts --container-env -C "
-    "--constraint --jobid --het-group --distribution --container-workdir --container-name --qos -q".split()
+    [
+        "-n",
+        "--ntasks",
+        "-N",
+        "--nodes",
+        "-p",
+        "--partition",
+        "-c",
+        "--cpus-per-task",
+        "-t",
+        "--time",
+        "-A",
+        "--account",
+        "-G",
+        "--gpus",
+        "-J",
+        "--job-name",
+        "-w",
+        "--nodelist",
+        "-o",
+        "--output",
+        "-e",
+        "--error",
+        "--mem",
+        "--gres",
+        "--export",
+        "-D",
+        "--chdir",
+        "-x",
+        "--exclude",
+        "--ntasks-per-node",
+        "--gpus-per-node",
+        "--gpus-per-task",
+        "--cpu-bind",
+        "--mpi",
+        "--container-image",
+        "--container-mounts",
+        "--container-env",
+        "-C",
+        "--constraint",
+        "--jobid",
+        "--het-group",
+        "--distribution",
+        "--container-workdir",
+        "--container-name",
+        "--qos",
+        "-q",
+    ]
 )
-_SUDO_VALUED = frozenset("-u --user -g --group -h --host -p --prompt -C -r -t -T -D --chdir".split())
-_MPI_VALUED = frozenset("-np -n -N --np -c -x -H --host --hostfile -hostfile -machinefile --mca -mca -bind-to --bind-to "
-                        "-map-by --map-by -ppn -genv -env -f -hosts -host".split())  # fmt: skip
+_SUDO_VALUED = frozenset(
+    ["-u", "--user", "-g", "--group", "-h", "--host", "-p", "--prompt", "-C", "-r", "-t", "-T", "-D", "--chdir"]
+)
+_MPI_VALUED = frozenset(
+    """-np -n -N --np -c -x -H --host --hostfile -hostfile -machinefile --mca -mca -bind-to --bind-to -map-by --map-by
+    -ppn -genv -env -f -hosts -host""".split()  # noqa: SIM905 - a list of options reads best as a command line
+)
 _PLAIN_WRAPPERS = frozenset({"exec", "nohup", "time", "command", "setsid", "ionice", "chrt", "builtin", "then", "do"})
 _VALUED_WRAPPERS: Mapping[str, frozenset[str]] = {
     "numactl": frozenset({"-N", "-m", "-C", "-i", "-p"}),
@@ -207,9 +304,7 @@ def _peel_srun(process: _Process, slurm_export: str) -> bool:
     return True
 
 
-def apply_slurm_export(
-    settings: dict[str, EnvSet], blocked: list[Blocked], place: Place, export: str
-) -> None:
+def apply_slurm_export(settings: dict[str, EnvSet], blocked: list[Blocked], place: Place, export: str) -> None:
     """What `--export=` of srun or sbatch lets through: ALL, NONE, or names and NAME=VALUE pairs."""
     if not export or UNKNOWN in export:
         return
@@ -283,7 +378,7 @@ def _peel_docker(process: _Process, _: str) -> bool:
             process.hardware = process.hardware or name_hardware(value)
         elif name == "--entrypoint":
             process.entrypoint = value
-    process.keep_only(passed, f"`{'docker'} {action}` passes no variable without `-e` or `--env-file`")
+    process.keep_only(passed, f"`docker {action}` passes no variable without `-e` or `--env-file`")
     if any(UNKNOWN in name for name in process.env_files):
         process.open = "an --env-file whose name is computed"
     process.contained = True

@@ -11,6 +11,10 @@ from typing import Literal
 
 from harness.doctor.finding import Place
 
+MAX_STARTS = 500  # in one file; what lies beyond was not written by a person
+MAX_SETTINGS = 5_000
+MAX_REQUESTS = 50_000
+
 Reach = Literal["", "container", "unit", "replaced"]  # why nothing outside the start's own file reaches it
 
 
@@ -175,3 +179,15 @@ class Document:
     open: str = ""
     problem: Problem | None = None
     text: str = ""
+
+
+def overflow(starts: int, settings: int, requests: int = 0) -> Problem | None:
+    """The problem of a file that holds more facts than are worth joining, or None."""
+    for count, most, what in (
+        (starts, MAX_STARTS, "starts"),
+        (settings, MAX_SETTINGS, "settings"),
+        (requests, MAX_REQUESTS, "requests"),
+    ):
+        if count > most:
+            return Problem(line=1, text=f"it holds more than {most} {what}")
+    return None

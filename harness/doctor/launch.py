@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 from harness.doctor.facts import Blocked, Call, Document, EnvSet, Option, Request, Start
 from harness.doctor.near_miss import closest_name
@@ -81,6 +81,7 @@ class Launch:
         return self.engine in MODES and self.state(MODES[self.engine]) in ("true", "unknown")
 
 
+@lru_cache(maxsize=8192)
 def near_variable(name: str) -> str | None:
     """The flag that `name` nearly spells, or None."""
     if name in VARIABLES or name in NEIGHBOURS or len(name) < 8 or len(name) > 80:
@@ -112,9 +113,7 @@ def find_launches(documents: Iterable[Document]) -> Scan:
     """Joins documents into launches."""
     files = tuple(documents)
     index = _Index(files)
-    launches = [
-        _make_launch(index, document, start) for document in files for start in document.starts if start.engine
-    ]
+    launches = [_make_launch(index, document, start) for document in files for start in document.starts if start.engine]
     return Scan(documents=files, launches=tuple(launches))
 
 
@@ -153,7 +152,7 @@ class _Index:
             name = posixpath.basename(tail)
             for other in self.by_name.get(name, []):
                 if other is not document and f"/{other.path}".endswith(f"/{tail}"):
-                    found.append(other)
+                    found.append(other)  # noqa: PERF401 - three conditions read better apart
         return found
 
     def named(self, document: Document, name: str) -> Document | None:
@@ -164,7 +163,9 @@ class _Index:
             return self.by_path[direct]
         same = [other for other in self.by_name.get(posixpath.basename(clean), []) if other is not document]
         beside = [other for other in same if posixpath.dirname(other.path) == posixpath.dirname(document.path)]
-        return (beside or [None])[0] if len(same) != 1 else same[0]
+        if len(same) == 1:
+            return same[0]
+        return beside[0] if beside else None
 
 
 def _starts_engine(document: Document) -> bool:
@@ -174,6 +175,8 @@ def _starts_engine(document: Document) -> bool:
 def _make_launch(index: _Index, document: Document, start: Start) -> Launch:
     around = _around(index, document, start)
     wrappers = [pair for pair in index.wrappers(document) if not start.scope]
+    hardware = start.hardware or next((wrapper.hardware for _, wrapper in wrappers if wrapper.hardware), "")
+    start = replace(start, hardware=hardware)
     settings: list[EnvSet] = []
     blocked: list[Blocked] = []
     is_open = start.open
@@ -192,11 +195,11 @@ def _make_launch(index: _Index, document: Document, start: Start) -> Launch:
     extra, missing = _env_files(index, document, start)
     settings.extend(extra)
     settings.extend(start.settings)
-    is_open = is_open or missing or _missing_source(index, document, start)
+    is_open = is_open or missing or _missing_source(index, document)
     blocked.extend(start.blocked)
     blocked.extend(lost for other in (*around, document) for lost in other.blocked)
     blocked.extend(_compose_dotenv(index, document, start, settings))
-    companions = _companions(index, document, start, around, [owner for owner, _ in wrappers])
+    companions = _companions(index, document, around, [owner for owner, _ in wrappers])
     return Launch(
         start=start,
         document=document,
@@ -254,8 +257,8 @@ def _env_files(index: _Index, document: Document, start: Start) -> tuple[list[En
     return settings, missing
 
 
-def _missing_source(index: _Index, document: Document, start: Start) -> str:
-    if document.kind not in ("shell",):
+def _missing_source(index: _Index, document: Document) -> str:
+    if document.kind != "shell":
         return ""
     for name in document.sources:
         if index.named(document, name.rsplit("/", 1)[-1].replace("\0", "")) is None and not _is_environment(name):
@@ -270,14 +273,12 @@ def _is_environment(name: str) -> bool:
     return name.endswith(plain) or name in ("activate",)
 
 
-def _compose_dotenv(
-    index: _Index, document: Document, start: Start, settings: list[EnvSet]
-) -> list[Blocked]:
+def _compose_dotenv(index: _Index, document: Document, start: Start, settings: list[EnvSet]) -> list[Blocked]:
     """compose reads `.env` to fill in `${NAME}`; without env_file nothing of it reaches the container."""
     if document.kind != "yaml" or start.reach != "container" or "services" not in document.text:
         return []
     named = {setting.name for setting in settings}
-    passed = _passed_through(document, start)
+    passed = _passed_through(document)
     beside = index.by_path.get(posixpath.join(_folder(document), ".env"))
     if beside is None or beside.path in {posixpath.normpath(name) for name in start.env_files}:
         return []
@@ -289,7 +290,7 @@ def _compose_dotenv(
     ]
 
 
-def _passed_through(document: Document, start: Start) -> set[str]:
+def _passed_through(document: Document) -> set[str]:
     """Names that a service lists without a value: `- NAME` or `NAME:`."""
     found = set()
     for line in document.text.splitlines():
@@ -299,9 +300,7 @@ def _passed_through(document: Document, start: Start) -> set[str]:
     return found
 
 
-def _companions(
-    index: _Index, document: Document, start: Start, around: list[Document], owners: list[Document]
-) -> list[Document]:
+def _companions(index: _Index, document: Document, around: list[Document], owners: list[Document]) -> list[Document]:
     """Files whose requests and calls belong to the launch."""
     beside = _without_starts(document, index.by_folder[_folder(document)])
     seen = {other.path: other for other in (document, *around, *owners, *beside)}

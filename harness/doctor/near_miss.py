@@ -34,10 +34,13 @@ def allowed_slips(name: str) -> int:
 def closest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` nearly spells, ignoring case; None when it is one, or near none."""
     best: tuple[int, str] | None = None
+    letters = set(name.upper())
     for candidate in sorted(known):
         if candidate == name:
             return None
         limit = allowed_slips(candidate)
+        if len(letters ^ set(candidate)) > 2 * limit:
+            continue  # one slip changes two letters at most
         distance = edit_distance(name.upper(), candidate.upper(), limit)
         if distance <= limit and (best is None or (distance, candidate) < best):
             best = (distance, candidate)

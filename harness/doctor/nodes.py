@@ -1,7 +1,7 @@
 """A tree of maps, lists and scalars with line numbers, from YAML, JSON or TOML, built within bounds.
 
 It knows no dialect (compose, Kubernetes, Helm). Aliases are followed by reference and never expanded; nesting stops at
-100 levels and a file at 200,000 nodes, whatever its size. Scalars are text; `plain` tells an unquoted one.
+100 levels and a file at 100,000 nodes, whatever its size. Scalars are text; `plain` tells an unquoted one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Literal
 import yaml
 
 MAX_DEPTH = 100
-MAX_NODES = 200_000
+MAX_NODES = 100_000
+MAX_TOML = 512 * 1024  # the standard parser takes quadratic time over long dotted keys
 
 
-class Unparsable(ValueError):
+class Unparsable(ValueError):  # noqa: N818 - the rule's name
     """Text that does not parse; `line` counts from 1."""
 
     def __init__(self, line: int, text: str) -> None:
@@ -76,9 +77,10 @@ class _Builder:
         self._keys.append(None)
 
     def end(self) -> None:
-        node = self._stack.pop()
-        if self._keys.pop() is not None:
-            raise Unparsable(node.line, "a key without a value")
+        self._stack.pop()
+        pending = self._keys.pop()
+        if pending is not None:
+            raise Unparsable(pending[1], f"key `{pending[0][:40]}` has no value")
 
     def add(self, node: Node) -> None:
         self._count += 1
@@ -121,7 +123,7 @@ _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader",
 
 
 def _take_event(builder: _Builder, anchors: dict[str, Node], event: yaml.Event) -> None:
-    line = event.start_mark.line + 1
+    line = event.start_mark.line + 1 if event.start_mark is not None else 1
     if isinstance(event, yaml.ScalarEvent):
         block = event.style in ("|", ">")  # the text begins on the line after the mark
         node = Node("scalar", line + block, event.value, plain=event.style in (None, ""))
@@ -130,7 +132,7 @@ def _take_event(builder: _Builder, anchors: dict[str, Node], event: yaml.Event) 
         node = Node("map" if isinstance(event, yaml.MappingStartEvent) else "list", line)
         builder.begin(node)
     elif isinstance(event, yaml.AliasEvent):
-        builder.add(anchors.get(event.anchor, Node("scalar", line)))
+        builder.add(anchors.get(event.anchor or "", Node("scalar", line)))
         return
     elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
         builder.end()
@@ -141,7 +143,9 @@ def _take_event(builder: _Builder, anchors: dict[str, Node], event: yaml.Event) 
         anchors[event.anchor] = node
 
 
-_JSON_TOKEN = re.compile(r'[\s,:]*+(?:(//[^\n]*|/\*.*?\*/|#[^\n]*)|([\[\]{}"])|([^\s,:\[\]{}"/#]+)|([^\s,:]))', re.DOTALL)
+_JSON_TOKEN = re.compile(
+    r'[\s,:]*+(?:(//[^\n]*|/\*.*?\*/|#[^\n]*)|([\[\]{}"])|([^\s,:\[\]{}"/#]+)|([^\s,:]))', re.DOTALL
+)
 
 
 def parse_json(text: str, first_line: int = 1) -> Node:
@@ -192,6 +196,11 @@ _JSON_WORD = re.compile(r"true|false|null|NaN|-?Infinity|-?\d{1,400}(\.\d{1,400}
 
 def parse_toml(text: str) -> Node:
     """A TOML file; lines are found again by searching for the key. Raises Unparsable."""
+    if len(text) > MAX_TOML:
+        raise Unparsable(1, f"a TOML file of more than {MAX_TOML // 1024} KiB is not read")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.partition("=")[0].count(".") > MAX_DEPTH:
+            raise Unparsable(number, f"a key of more than {MAX_DEPTH} parts")
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -27,9 +27,7 @@ class Variable:
 
 
 def _vllm(name: str, meaning: str, want: str, facts: str, reader: Reader = "int") -> Variable:
-    return Variable(
-        name=name, engine="vllm", meaning=meaning, reader=reader, want=want, modules=("vllm",), facts=facts
-    )
+    return Variable(name=name, engine="vllm", meaning=meaning, reader=reader, want=want, modules=("vllm",), facts=facts)
 
 
 def _deepinfer(name: str, meaning: str, want: str, facts: str) -> Variable:
@@ -45,9 +43,7 @@ def _deepinfer(name: str, meaning: str, want: str, facts: str) -> Variable:
 
 
 def _pin(name: str, engine: str, meaning: str, facts: str, want: str = "", reader: Reader = "text") -> Variable:
-    return Variable(
-        name=name, engine=engine, meaning=meaning, reader=reader, want=want, modules=(), facts=facts
-    )
+    return Variable(name=name, engine=engine, meaning=meaning, reader=reader, want=want, modules=(), facts=facts)
 
 
 _VARIABLES = (
@@ -118,7 +114,9 @@ _VARIABLES = (
     ),
     _pin("FD_DETERMINISTIC_MODE", "fastdeploy", "deterministic mode", "FastDeploy PR 6610", "1", "word"),
     _pin("HCCL_DETERMINISTIC", "any", "deterministic collectives on Ascend", "vllm-ascend RFC 5487", "true", "word"),
-    _pin("CUBLAS_WORKSPACE_CONFIG", "any", "cuBLAS workspaces", "`:4096:8` or `:16:8`; read at the first cuBLAS handle"),
+    _pin(
+        "CUBLAS_WORKSPACE_CONFIG", "any", "cuBLAS workspaces", "`:4096:8` or `:16:8`; read at the first cuBLAS handle"
+    ),
     _pin("CUBLASLT_WORKSPACE_SIZE", "any", "cuBLASLt workspace (KiB)", "read by torch at the first cuBLASLt call"),
     _pin("NCCL_ALGO", "any", "NCCL algorithm per collective", "read when a communicator is made"),
     _pin("NCCL_PROTO", "any", "NCCL protocol", "read when a communicator is made"),

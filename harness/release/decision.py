@@ -206,6 +206,8 @@ def _all_well(rows: Sequence[Row]) -> str:
         "UNSUPPORTED": sum(row.outcome is VerdictName.UNSUPPORTED for row in rows),
     }
     parts = [f"{number} {name}" for name, number in counts.items() if number]
+    unsigned = sum(not item.signers for row in rows for item in row.approvals)
+    parts += [f"{_count([''] * unsigned, 'approval')} NOT SIGNED"] if unsigned else []
     warned = sum(_is_open(row) for row in rows)
     return ", ".join(parts + ([f"{warned} only warned about"] if warned else []))
 

@@ -95,6 +95,7 @@ def _row(row: Row) -> dict[str, object]:
         "outcome": str(row.outcome),
         "stance": row.stance,
         "as_declared": row.kept,
+        "foreseen": row.foreseen,
         "reasons": list(row.reasons),
         "drift": None if row.drift is None else {**asdict(row.drift), "environment": row.drift.environment},
         "approvals": [

@@ -80,9 +80,12 @@ def test_modes_are_settings():
 
 
 def test_every_axis_of_the_harness_is_answered():
+    """Environment axes vary nothing by themselves and name their own fields; the engine has no say in them."""
     axes = ADAPTER.axes()
-    assert set(AXES) <= set(axes)
-    for name, axis in AXES.items():
+    asked = {name: axis for name, axis in AXES.items() if axis.kind != "environment"}
+    assert len(asked) >= 11
+    assert set(asked) <= set(axes)
+    for name, axis in asked.items():
         assert axes[name].unsupported is None
         assert bool(axes[name].fields) == (axis.kind != "schedule"), name
 
@@ -98,8 +101,7 @@ def test_an_axis_owns_every_field_that_moves_with_it(axis, value):
     varied = ADAPTER.start("tiny", {**base, axis: value})
     start = ADAPTER.start("tiny", base)
     before, after = facts(start), facts(varied)
-    assert before.keys() == after.keys()
-    moved = {name for name in before if before[name] != after[name]}
+    moved = {name for name in {**before, **after} if before.get(name) != after.get(name)}
     owned = ADAPTER.axes()["restart" if axis == "tuning" else axis].fields
     assert moved, "nothing moved"
     assert [name for name in sorted(moved) if not owns(owned, name)] == []
@@ -260,9 +262,23 @@ def test_works_in_one_lifetime_do_not_see_each_other(engine):
 
 
 def test_a_failed_work_leaves_the_engine_ready(engine):
-    with pytest.raises(EngineError, match="'big'"):
-        engine.generate(work([request("a"), request("big", "x" * 9000)]), quiet)
-    assert engine.generate(work([request("a")]), quiet).requests.length.tolist() == [6]
+    def interrupt(requests, tokens):
+        if tokens == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(work([request("a"), request("b", "x" * 90)]), interrupt)
+    traces = engine.generate(work([request("a")]), quiet)
+    assert traces.requests.length.tolist() == [6]
+    assert traces.steps.step.tolist() == list(range(6))
+
+
+def test_a_late_request_that_cannot_run_is_refused_before_anything_runs(engine):
+    arrivals = [Arrival(request="a"), Arrival(request="big", after="a")]
+    seen = []
+    with pytest.raises(EngineError, match="request 'big': the prompt has 9000 tokens"):
+        engine.generate(work([request("a"), request("big", "x" * 9000)], arrivals), lambda *counts: seen.append(counts))
+    assert seen == []
 
 
 def test_an_idle_engine_jumps_to_the_next_arrival(engine):

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import captures, copy_traces, flip_bit, flips, judged_rows, make_traces, reorder, with_positions, with_requests
+from made_traces import (
+    captures,
+    copy_traces,
+    flip_bit,
+    flips,
+    judged_rows,
+    make_traces,
+    reorder,
+    with_positions,
+    with_requests,
+)
 
 from harness.compare import Comparison, compare, strongest_rule
 from harness.engine import RULES
@@ -205,7 +215,11 @@ def test_a_longer_list_differs_and_padding_does_not():
 def test_missing_evidence_is_an_error(rule, columns, field):
     whole = make_traces()
     lacking = with_positions(whole, **dict.fromkeys(columns))
-    for a, b, side in ((whole, lacking, "variant"), (lacking, whole, "reference"), (lacking, lacking, "reference and variant")):
+    for a, b, side in (
+        (whole, lacking, "variant"),
+        (lacking, whole, "reference"),
+        (lacking, lacking, "reference and variant"),
+    ):
         with pytest.raises(ComparisonError, match=f"compares {field}, which the {side} does not carry"):
             compare(a, b, rule, "natural")
 
@@ -223,6 +237,15 @@ def test_positions_without_candidates_or_picks_are_errors(side):
     pair = (lacking, whole) if side == "reference" else (whole, lacking)
     with pytest.raises(ComparisonError, match=f"{side}: request 'a' position 0: reports no pick"):
         compare(*pair, "tokens", "golden")
+
+
+def test_a_list_of_no_candidates_at_all_is_an_error():
+    empty = make_traces(("a", "b"), (3, 2), width=1)
+    ids, values = empty.positions.topk_ids[:, :0], empty.positions.topk_logprobs[:, :0]
+    empty = with_positions(empty, topk_ids=ids, topk_logprobs=values)
+    with pytest.raises(ComparisonError, match="reference: request 'a' position 0: lists no candidates"):
+        compare(empty, empty, "topk", "natural")
+    assert compare(empty, empty, "logprobs", "natural").outcome == "same"
 
 
 def test_text_is_told_by_ids_or_decoded():

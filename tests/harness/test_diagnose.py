@@ -58,7 +58,8 @@ def test_five_lines():
     a, b = pair(pick=1, logprob=-0.5)
     found = diagnose(compare(a, b, "topk", "golden"), "forward")
     what, first, count, size, layer = found.text.splitlines()
-    assert what == "what: the sampler's picks at 1 of 6 positions, chosen logprobs at 1 of 6 positions (rule topk, golden replay)"
+    counted = "the sampler's picks at 1 of 6 positions, chosen logprobs at 1 of 6 positions"
+    assert what == f"what: {counted} (rule topk, golden replay)"
     assert first.startswith(f"first: request 'b' position 1: the sampler's picks {a.positions.pick[4]} became ")
     assert "top-1/top-2 gap" in first
     assert count == "count: 1 of 2 requests, 1 of 6 positions"

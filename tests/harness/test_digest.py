@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_traces import captures, copy_traces, flip_bit, flips, judged_rows, make_traces, reorder, with_positions, with_requests
+from made_traces import (
+    captures,
+    copy_traces,
+    flip_bit,
+    flips,
+    judged_rows,
+    make_traces,
+    reorder,
+    with_positions,
+    with_requests,
+)
 
 from harness.compare import compare, strongest_rule
 from harness.digest import judged_digest, judged_keys, request_digests
@@ -111,5 +121,5 @@ def test_frozen_value():
 
 
 def test_duplicate_keys_have_no_digest():
-    with pytest.raises(ComparisonError, match="1 request.s. of which each appears more than once: 'a'"):
+    with pytest.raises(ComparisonError, match=r"1 request\(s\) of which each appears more than once: 'a'"):
         judged_digest(make_traces(("a", "a"), (1, 1)))

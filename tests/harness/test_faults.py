@@ -47,7 +47,10 @@ def changed_cells(a, b) -> dict[str, list]:
         (faults.wrong_digest, {"logits_digest": [[ROW, 1]]}),
         (faults.swap_candidates, {"topk_ids": [[ROW, 1], [ROW, 2]], "topk_logprobs": [[ROW, 1], [ROW, 2]]}),
         (faults.swap_logits, {"topk_ids": [[ROW, 1], [ROW, 2]]}),
-        (faults.no_candidates, {"topk_ids": [[ROW, k] for k in range(4)], "topk_logprobs": [[ROW, k] for k in range(4)]}),
+        (
+            faults.no_candidates,
+            {"topk_ids": [[ROW, k] for k in range(4)], "topk_logprobs": [[ROW, k] for k in range(4)]},
+        ),
         (lambda t, p: faults.logprob_becomes(t, p, np.nan), {"logprob": [[ROW]]}),
         (lambda t, p: faults.topk_becomes(t, p, 0.0), {"topk_logprobs": [[ROW, 1]]}),
         (lambda t, p: faults.edit_request(t, p.request, finish_reason="stop"), {"finish_reason": [2]}),

@@ -241,6 +241,27 @@ def test_the_source_digest_follows_names_and_bytes(tmp_path):
         software.source_digest(tmp_path / "nowhere")
 
 
+def test_the_source_digest_tells_names_and_borders_apart(tmp_path):
+    layouts = (
+        {"harness/a.py": "x", "harness/b.py": "y"},
+        {"harness/a.py": "xy", "harness/b.py": ""},
+        {"harness/a.py": "x", "harness/c.py": "y"},
+        {"harness/a.py": "x\x00", "harness/b.py": "y"},
+        {"harness/a.py": "xharness/b.py\x00y", "harness/b.py": ""},
+        {"harness/a.py": "x", "engines/b.py": "y"},
+    )
+    digests = {software.source_digest(tree(tmp_path / str(n), files)) for n, files in enumerate(layouts)}
+    assert len(digests) == len(layouts)
+
+
+def test_the_source_digest_knows_where_a_file_ends(tmp_path):
+    one = tree(tmp_path / "one", {"harness/a.py": "xharness/b.py\x000\x00"})
+    two = tree(tmp_path / "two", {"harness/a.py": "x", "harness/b.py": ""})
+    assert software.source_digest(one) != software.source_digest(two)
+    one = tree(tmp_path / "three", {"harness/a.py": "xharness/b.py\x00"})
+    assert software.source_digest(one) != software.source_digest(two)
+
+
 class FakeDistribution:
     def __init__(self, record):
         self.record = record
@@ -267,6 +288,8 @@ def test_a_build_is_the_hashes_of_its_native_files(monkeypatch):
     assert software._bundled("torch", software._OPENMP) == "libgomp.so.1 (AAAABBBBCCCC)"
     assert software._bundled("torch", software._BLAS) == "no library of its own; part of package.torch.native"
     with_record(monkeypatch, RECORD.replace("FFFF", "HHHH"))  # a Python file is not native code
+    assert software._native_digest("torch") == digest
+    with_record(monkeypatch, RECORD.replace("GGGG", "HHHH"))
     assert software._native_digest("torch") == digest
     with_record(monkeypatch, RECORD.replace("EEEE", "HHHH"))
     assert software._native_digest("torch") != digest

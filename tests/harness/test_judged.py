@@ -37,6 +37,7 @@ def test_alignment_is_by_key_in_the_references_order():
         (make_traces(("a", "b"), (3, 2), companions=[0, 1]), "is missing: 'b'"),
         (make_traces(("a", "b"), (3, 2), companions=[1, 1]), "no judged request"),
         (make_traces(("a", "b"), (3, 2), prompts=[5, 6]), "another number of prompt tokens: 'b'"),
+        (make_traces(("a", "b"), (3, 2), prompts=[4, 5]), "another number of prompt tokens: 'a'"),
         (make_traces(("a", "b"), (3, 2), samples=[0, 1]), "is missing: 'b'"),
     ],
 )
@@ -47,7 +48,7 @@ def test_requests_that_do_not_line_up(variant, message):
 
 def test_many_missing_requests_are_counted_and_a_few_named():
     whole = make_traces(tuple("abcdefgh"), (1,) * 8)
-    with pytest.raises(ComparisonError, match="7 request.s. .* 'b', 'c', 'd', 'e', 'f' and 2 more"):
+    with pytest.raises(ComparisonError, match=r"7 request\(s\) .* 'b', 'c', 'd', 'e', 'f' and 2 more"):
         align(whole, make_traces(("a",), (1,)))
 
 
@@ -58,10 +59,16 @@ BASE = make_traces(("a", "b"), (3, 2))
     ("traces", "message"),
     [
         (with_positions(BASE, logprob=BASE.positions.logprob.astype(np.float64)), "logprob: expected float32"),
-        (with_positions(BASE, token=BASE.positions.token[:-1]), r"token: expected int32 of shape \(5,\), found int32 of \(4,\)"),
+        (
+            with_positions(BASE, token=BASE.positions.token[:-1]),
+            r"token: expected int32 of shape \(5,\), found int32 of \(4,\)",
+        ),
         (with_positions(BASE, pick=BASE.positions.pick.astype(np.int64)), "pick: expected int32"),
         (with_positions(BASE, topk_logprobs=None), "must come together"),
-        (with_positions(BASE, topk_logprobs=BASE.positions.topk_logprobs[:, :1]), r"topk_logprobs: expected .*\(5, 3\)"),
+        (
+            with_positions(BASE, topk_logprobs=BASE.positions.topk_logprobs[:, :1]),
+            r"topk_logprobs: expected .*\(5, 3\)",
+        ),
         (with_positions(BASE, topk_ids=BASE.positions.topk_ids[:, 0]), "topk_ids: expected"),
         (with_positions(BASE, logits_digest=BASE.positions.logits_digest[:, :1]), "logits_digest: expected uint64"),
         (with_requests(BASE, length=np.array([6, -1])), "request 'b' has a negative length"),

@@ -8,8 +8,10 @@ from harness import registry
 from harness.choose import choose_plan
 from harness.errors import UsageError
 from harness.matrix import load_matrix
-from harness.plan import Subject, make_plan, order_stages, slug, unmet_requirement
 from harness.cell import Requires
+from harness.plan import Subject, make_plan, slug
+from harness.requires import unmet_requirement
+from harness.stages import order_stages
 
 
 @pytest.fixture(scope="module")

@@ -61,9 +61,14 @@ def test_a_comparator_of_values_instead_of_bits_is_noticed(monkeypatch):
 
 def test_a_comparator_of_the_first_request_only_is_noticed(monkeypatch):
     whole = scan.Scan.runs
-    monkeypatch.setattr(scan.Scan, "runs", lambda self, counts: whole(self, np.where(np.arange(len(counts)), 0, counts)))
+    monkeypatch.setattr(
+        scan.Scan, "runs", lambda self, counts: whole(self, np.where(np.arange(len(counts)), 0, counts))
+    )
     found = run_selftest().survivors
-    assert {survivor.place.split(",")[0] for survivor in found if "ulp" in survivor.name} >= {"last request", "middle request"}
+    assert {survivor.place.split(",")[0] for survivor in found if "ulp" in survivor.name} >= {
+        "last request",
+        "middle request",
+    }
 
 
 def test_claims_that_are_not_checked_are_noticed(monkeypatch):

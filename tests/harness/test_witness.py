@@ -21,7 +21,11 @@ KINDS = ("beside", "composition", "chunks", "cached", "preempted")
 
 
 def simulate(shapes, *, seats, tokens, arrivals, preempt_at=(), cached=None) -> Traces:
-    """Runs requests (prompt, length, companion) through continuous batching; `preempt_at` steps throw out the newest."""
+    """Runs (prompt, length, companion) requests in continuous batches.
+
+    `preempt_at` maps a step to how many tokens the newest keeps when it is thrown out there.
+    """
+    preempt_at = dict(preempt_at)
     cached = cached or [0] * len(shapes)
     computed, generated, last = list(cached), [0] * len(shapes), [0] * len(shapes)
     preemptions = [0] * len(shapes)
@@ -30,7 +34,8 @@ def simulate(shapes, *, seats, tokens, arrivals, preempt_at=(), cached=None) -> 
         waiting += [j for j in range(len(shapes)) if arrivals[j] == step]
         if step in preempt_at and running and computed[running[-1]] > cached[running[-1]]:
             victim = running.pop()
-            computed[victim], preemptions[victim] = 0, preemptions[victim] + 1
+            computed[victim] = min(computed[victim] - 1, preempt_at[step])
+            preemptions[victim] += 1
             waiting.insert(0, victim)
         while waiting and len(running) < seats:
             running.append(waiting.pop(0))
@@ -51,7 +56,9 @@ def simulate(shapes, *, seats, tokens, arrivals, preempt_at=(), cached=None) -> 
         names, [length for _, length, _ in shapes], companions=[companion for _, _, companion in shapes],
         prompts=[prompt for prompt, _, _ in shapes], steps=make_steps(rows), width=1, digests=False,
     )  # fmt: skip
-    traces = with_requests(traces, preemptions=np.array(preemptions, np.int32), cached_tokens=np.array(cached, np.int32))
+    traces = with_requests(
+        traces, preemptions=np.array(preemptions, np.int32), cached_tokens=np.array(cached, np.int32)
+    )
     return recount(traces)
 
 
@@ -65,8 +72,7 @@ def plain_witness(reference: Traces, variant: Traces, kind: str) -> dict[tuple[s
     table = variant.requests
     prompt = dict(zip(table.id, table.prompt_tokens.tolist(), strict=True))
     length = dict(zip(reference.requests.id, reference.requests.length.tolist(), strict=True))
-    facts = {side: {name: (int(t.requests.cached_tokens[j]), int(t.requests.preemptions[j]))
-                    for j, name in enumerate(t.requests.id)} for side, t in (("a", reference), ("b", variant))}  # fmt: skip
+    before_facts, after_facts = plain_facts(reference), plain_facts(variant)
     cache: dict[str, dict[int, bool]] = {}
     ended: dict[str, int] = {}
     rewound: set[str] = set()
@@ -84,16 +90,23 @@ def plain_witness(reference: Traces, variant: Traces, kind: str) -> dict[tuple[s
         varied = {
             "beside": differs and bool(row["others"]),
             "composition": differs,
-            "chunks": other is not None and token < prompt[name]
-            and (other["start"], other["count"]) != (row["start"], row["count"]),
-            "cached": facts["b"][name][0] > 0 and facts["a"].get(name, (0, 0))[0] == 0,
-            "preempted": name in rewound and facts["a"].get(name, (0, 0))[1] == 0,
+            "chunks": other is not None
+            and token < prompt[name]
+            and other["start"] != row["start"],
+            "cached": after_facts[name][0] > 0 and before_facts.get(name, (0, 0))[0] == 0,
+            "preempted": name in rewound and before_facts.get(name, (0, 0))[1] == 0,
         }[kind]
         cache.setdefault(name, {})[token] = varied
         position = token - prompt[name] + 1
         if 0 <= position < length.get(name, 0):
             found.setdefault((name, position), any(v for t, v in cache[name].items() if t <= token))
     return found
+
+
+def plain_facts(traces: Traces) -> dict[str, tuple[int, int]]:
+    """(cached tokens, preemptions) of each request."""
+    table = traces.requests
+    return {name: (int(table.cached_tokens[j]), int(table.preemptions[j])) for j, name in enumerate(table.id)}
 
 
 def plain_runs(traces: Traces):
@@ -103,9 +116,7 @@ def plain_runs(traces: Traces):
         by_step.setdefault(step, []).append(i)
     for rows in by_step.values():
         for i in rows:
-            others = Counter(
-                (int(steps.start[k] + steps.count[k]), int(steps.count[k])) for k in rows if k != i
-            )
+            others = Counter((int(steps.start[k] + steps.count[k]), int(steps.count[k])) for k in rows if k != i)
             row = {"start": int(steps.start[i]), "count": int(steps.count[i]), "others": others}
             for token in range(row["start"], row["start"] + row["count"]):
                 yield traces.requests.id[int(steps.request[i])], token, row
@@ -124,7 +135,7 @@ def runs(draw, judged, companions):
     hits = [draw(st.integers(0, prompt - 1)) if draw(st.booleans()) else 0 for prompt, _, _ in requests]
     traces = simulate(
         requests, seats=draw(st.integers(1, 4)), tokens=draw(st.integers(1, 9)),
-        arrivals=[draw(st.integers(0, 6)) for _ in requests], preempt_at=draw(st.sets(st.integers(1, 12), max_size=4)),
+        arrivals=[draw(st.integers(0, 6)) for _ in requests], preempt_at=draw(st.dictionaries(st.integers(1, 12), st.integers(0, 8), max_size=4)),
         cached=hits if draw(st.booleans()) else None,
     )  # fmt: skip
     order = draw(st.permutations(range(len(requests))))

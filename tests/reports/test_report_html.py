@@ -224,6 +224,12 @@ def test_strips_lie_on_positions():
     assert strips.drawn[0].words == "first at 0, 4 of 24 positions differ"
 
 
+def test_strips_show_every_difference_however_many_positions_share_a_column():
+    short, long = draw_strips([row(3, [2]), row(3000, [0, 26, 2999])]).drawn
+    assert (short.width, short.bars) == (1, ((0, 1, 1),))
+    assert (long.width, long.bars) == (240, ((0, 1, 1), (2, 1, 1), (239, 1, 1)))
+
+
 def test_strips_without_places_are_an_estimate_from_the_first_on():
     (strip,) = draw_strips([row(24, first=6, differing=9)]).drawn
     assert (strip.bars, strip.exact) == (((6, 1, 1), (7, 17, 8 / 17)), False)

@@ -8,38 +8,41 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
 
 from engines.bundled.arithmetic.weights import GATE_UP, QKV, check_weights, join, join_bias
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model
+
+Tensor = torch.Tensor
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Layer:
     """Torch tensors of one layer; `keys` and `values` are (num_pages, page_size, kv_heads, head_dim)."""
 
-    attention_norm: Any
-    qkv: Any
-    qkv_bias: Any
-    attention_out: Any
-    mlp_norm: Any
-    gate_up: Any
-    down: Any
-    keys: Any
-    values: Any
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    attention_out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 def open_native(model: Model, config: EngineConfig) -> NativeArithmetic:
     """Raises ValueError for weights that do not fit the model's shape."""
     check_weights(model)
-    import torch
-
     torch.set_num_threads(config.threads)
     with torch.no_grad():
-        return NativeArithmetic(model, config, torch)
+        return NativeArithmetic(model, config)
 
 
 class NativeArithmetic:
@@ -48,8 +51,8 @@ class NativeArithmetic:
     name = "native"
     definition = 0
 
-    def __init__(self, model: Model, config: EngineConfig, torch: Any) -> None:
-        self._torch, self._config, self._shape = torch, config, model.config
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._config, self._shape = config, model.config
         self._layers = tuple(self._layer(model, i) for i in range(model.config.num_hidden_layers))
         self._embedding = self._tensor(model.weights["model.embed_tokens.weight"])
         tied = model.config.tie_word_embeddings
@@ -59,9 +62,9 @@ class NativeArithmetic:
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         self._frequency = 1.0 / (model.config.rope_theta**exponents)
 
-    def _tensor(self, array: Float32) -> Any:
+    def _tensor(self, array: Float32) -> Tensor:
         # A copy: torch must not write into the model's arrays, which may be read-only.
-        return self._torch.tensor(array)
+        return torch.tensor(array)
 
     def _layer(self, model: Model, i: int) -> _Layer:
         c, w, prefix = model.config, model.weights, f"model.layers.{i}"
@@ -75,13 +78,13 @@ class NativeArithmetic:
             mlp_norm=self._tensor(w[f"{prefix}.post_attention_layernorm.weight"]),
             gate_up=self._tensor(join(w, i, GATE_UP)),
             down=self._tensor(w[f"{prefix}.mlp.down_proj.weight"]),
-            keys=self._torch.zeros(pool),
-            values=self._torch.zeros(pool),
+            keys=torch.zeros(pool),
+            values=torch.zeros(pool),
         )
 
     def forward(self, batch: StepBatch) -> Float32:
-        torch, c = self._torch, self._shape
-        f = torch.nn.functional
+        c = self._shape
+        f = functional
         with torch.no_grad():
             x = self._embedding[torch.from_numpy(batch.token.astype(np.int64))]
             for layer in self._layers:
@@ -96,28 +99,29 @@ class NativeArithmetic:
             logits: Float32 = f.linear(normed, self._head).numpy()
         return logits
 
-    def _attention(self, layer: _Layer, qkv: Any, batch: StepBatch) -> Any:
+    def _attention(self, layer: _Layer, qkv: Tensor, batch: StepBatch) -> Tensor:
         """(T, heads * head_dim) of a step; writes K and V of its tokens first."""
-        torch, c, size = self._torch, self._shape, self._config.page_size
+        c, size = self._shape, self._config.page_size
         position = torch.from_numpy(batch.position.astype(np.int64))
         kv = c.num_key_value_heads
-        q, k, v = qkv.view(len(batch.token), -1, c.head_dim).split([c.num_attention_heads, kv, kv], 1)
+        q, k, v = torch.split(qkv.view(len(batch.token), -1, c.head_dim), [c.num_attention_heads, kv, kv], 1)
         q, k = self._rotate(q, position), self._rotate(k, position)
         page = torch.from_numpy(batch.page_table[batch.sequence, batch.position // size].astype(np.int64))
         layer.keys[page, position % size], layer.values[page, position % size] = k, v
         out = torch.empty_like(q)
         for tokens in self._groups(batch):
-            out[tokens] = self._attend(layer, q[tokens], batch, tokens)
+            at = torch.from_numpy(tokens)
+            out[at] = self._attend(layer, q[at], batch, tokens)
         return out.reshape(len(batch.token), -1)
 
-    def _groups(self, batch: StepBatch) -> list[Any]:
+    def _groups(self, batch: StepBatch) -> list[Indices]:
         """Token indices that attend together: all sequences with one token, then each longer piece alone."""
         _, first, count = np.unique(batch.sequence, return_index=True, return_counts=True)
         longer = [np.arange(f, f + n) for f, n in zip(first, count, strict=True) if n > 1]
         return ([first[count == 1]] if (count == 1).any() else []) + longer
 
-    def _attend(self, layer: _Layer, q: Any, batch: StepBatch, tokens: Any) -> Any:
-        torch, c = self._torch, self._shape
+    def _attend(self, layer: _Layer, q: Tensor, batch: StepBatch, tokens: Indices) -> Tensor:
+        c = self._shape
         alone = len(np.unique(batch.sequence[tokens])) == 1
         rows = batch.sequence[tokens[:1]] if alone else batch.sequence[tokens]
         longest = int(batch.position[tokens].max()) + 1
@@ -132,22 +136,20 @@ class NativeArithmetic:
             for pool in (layer.keys, layer.values)
         )
         query = q[None].transpose(1, 2) if alone else q[:, :, None]
-        attention = torch.nn.functional.scaled_dot_product_attention
-        out = attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+        out = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
         return out[0].transpose(0, 1) if alone else out[:, :, 0]
 
-    def _rotate(self, heads: Any, position: Any) -> Any:
-        torch, half = self._torch, self._shape.head_dim // 2
+    def _rotate(self, heads: Tensor, position: Tensor) -> Tensor:
+        half = self._shape.head_dim // 2
         angle = (position[:, None].float() * self._frequency)[:, None]
         cosine, sine = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
         return heads * cosine + torch.cat([-heads[..., half:], heads[..., :half]], -1) * sine
 
     def log_softmax(self, logits: Float32) -> Float32:
-        result: Float32 = self._torch.log_softmax(self._torch.from_numpy(logits), -1).numpy()
+        result: Float32 = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
         return result
 
     def describe(self) -> dict[str, str | int | float | bool]:
-        torch = self._torch
         return {
             "arithmetic": self.name,
             "definition": self.definition,

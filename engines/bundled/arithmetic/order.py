@@ -28,6 +28,4 @@ class Order:
 def portable_order(config: ModelConfig) -> Order:
     """The one order of the written definition."""
     width = config.chunk_width
-    return Order(
-        qkv=width, attention_out=width, gate_up=width, down=width, head=width, key_chunk=KEY_CHUNK
-    )
+    return Order(qkv=width, attention_out=width, gate_up=width, down=width, head=width, key_chunk=KEY_CHUNK)

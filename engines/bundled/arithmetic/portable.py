@@ -13,7 +13,7 @@ import numpy as np
 from engines.bundled.arithmetic.free import free_order
 from engines.bundled.arithmetic.order import DEFINITION, Order, portable_order
 from engines.bundled.arithmetic.rope import rope_table
-from engines.bundled.arithmetic.weights import Layer, Weights, pack_weights
+from engines.bundled.arithmetic.weights import Layer, Weights, pack_weights, storage
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model
 from engines.bundled.kernels.interface import Kernels, Pages, Rows
@@ -112,6 +112,7 @@ class KernelArithmetic:
             "chunk_width": order.qkv if portable else "follows the step",
             "key_chunk": order.key_chunk if portable else "follows the step",
             "tuning": self._config.tuning,
+            "weights": storage(self._weights),
         }
 
     def _order(self, batch: StepBatch) -> Order:

@@ -6,6 +6,7 @@ a missing or misshapen weight is one error that names it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -102,6 +103,15 @@ def pack_weights(model: Model, kernels: Kernels, threads: int) -> Weights:
         layers=tuple(_pack_layer(source, i, kernels, threads) for i in range(model.config.num_hidden_layers)),
         norm=source["model.norm.weight"],
         head=kernels.pack(head, threads),
+    )
+
+
+def storage(weights: Weights) -> str:
+    """How many matrices are kept as exact 4-bit or 8-bit codes and how many as float32, in words."""
+    layers = ((w.qkv, w.attention_out, w.gate_up, w.down) for w in weights.layers)
+    kinds = Counter(matrix.kind for matrix in (weights.head, *(matrix for layer in layers for matrix in layer)))
+    return ", ".join(
+        f"{count} x {kind}-bit codes" if kind else f"{count} x float32" for kind, count in sorted(kinds.items())
     )
 
 

@@ -1,17 +1,17 @@
 """Kernels without a compiler: torch.bmm over chunks and the tree T where that is exact, the twin everywhere else.
 
 It does not know models or requests. Rules: torch promises no order of sums, so each shape of product is compared with
-the twin in full, bit for bit, before torch computes it; where one bit differs the twin computes that shape, slowly. Rows
-always go in tiles of one size, because matrix libraries choose their kernels by the number of rows.
+the twin in full, bit for bit, before torch computes it; where one bit differs the twin computes that shape, slowly.
+Rows always go in tiles of one size, because matrix libraries choose their kernels by the number of rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 
 from engines.bundled import twin
 from engines.bundled.config import Float32, Int32
@@ -40,11 +40,8 @@ class FallbackKernels:
     compiler = "none"
 
     def __init__(self, reason: str) -> None:
-        import torch
-
         self.digest = _digest(str(torch.__version__))
         self._why = reason
-        self._torch: Any = torch
         self._exact: dict[tuple[int, ...], bool] = {}  # (N, K, width, threads): does torch.bmm give the twin's bits?
 
     @property
@@ -64,8 +61,8 @@ class FallbackKernels:
         out += self._product(x, weight, width, threads)
 
     def _product(self, x: Float32, weight: Weight, width: int, threads: int) -> Float32:
-        if self._torch.get_num_threads() != threads:
-            self._torch.set_num_threads(threads)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
         data = np.asarray(weight.data, np.float32)
         shape = (*data.shape, width, threads)
         if shape not in self._exact:
@@ -87,7 +84,6 @@ class FallbackKernels:
         return np.ascontiguousarray(twin.tree(chunks)[:count])
 
     def _bmm(self, x: Float32, weight: Float32, chunks: int) -> Float32:
-        torch = self._torch
         a = torch.from_numpy(np.ascontiguousarray(x)).view(len(x), chunks, -1).transpose(0, 1)
         b = torch.tensor(weight).view(len(weight), chunks, -1).permute(1, 2, 0)
         product: Float32 = torch.bmm(a, b).numpy()
@@ -112,7 +108,14 @@ class FallbackKernels:
         pages.values[page, :, slot, :] = heads[:, turned:]
 
     def attend(
-        self, qkv: Float32, rows: Rows, pages: Pages, heads: int, key_chunk: int, threads: int, out: Float32  # noqa: ARG002
+        self,
+        qkv: Float32,
+        rows: Rows,
+        pages: Pages,
+        heads: int,
+        key_chunk: int,
+        threads: int,  # noqa: ARG002
+        out: Float32,
     ) -> None:
         _, kv_heads, dim, page_size = pages.keys.shape
         group = heads // kv_heads
@@ -139,20 +142,18 @@ class FallbackKernels:
         return int(np.argmax(bad)) if bad.any() else -1
 
     def argmax(self, logits: Float32) -> Int32:
-        return np.argmax(logits + np.float32(0.0), axis=1).astype(np.int32)
+        return self.top_k(logits, 1).reshape(-1)
 
     def top_k(self, logits: Float32, k: int) -> Int32:
         check_top_k(k, logits.shape[1])
         return np.array([twin.ranking(row)[:k] for row in logits], np.int32).reshape(len(logits), k)
 
-    def draw(
-        self, logits: Float32, temperature: float, top_k: int, top_p: float, min_p: float, u: float
-    ) -> int:
+    def draw(self, logits: Float32, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
         check_draw(logits, temperature, top_k, top_p, min_p, u)
         return twin.draw(logits, temperature, top_k, top_p, min_p, u)
 
     def threads_seen(self) -> int:
-        return int(self._torch.get_num_threads())
+        return int(torch.get_num_threads())
 
 
 def _digest(torch_version: str) -> str:

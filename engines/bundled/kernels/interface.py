@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
+import numpy as np  # noqa: TC002 - dataclass annotations are read by tools
+import numpy.typing as npt  # noqa: TC002 - the same
 
 from engines.bundled.config import Float32, Int32
 
@@ -98,11 +98,25 @@ class SamplerKernels(Protocol):
 class Kernels(SamplerKernels, Protocol):
     """Everything a forward pass and a sampler need, in one definition of float32 arithmetic."""
 
-    backend: Backend
-    isa: str  # "x86-64-v3" | "x86-64-v4" | "generic" | "none"
-    compiler: str  # program and version, or "none"
-    reason: str  # why this backend and no other
-    digest: str  # SHA-256 over source, compiler version, flags and ISA; of the fallback: over its sources and torch
+    @property
+    def backend(self) -> Backend:
+        """Own compiled kernels, or the checked fallback."""
+
+    @property
+    def isa(self) -> str:
+        """One of "x86-64-v3", "x86-64-v4", "generic"; "none" for the fallback."""
+
+    @property
+    def compiler(self) -> str:
+        """Program and version, or "none"."""
+
+    @property
+    def reason(self) -> str:
+        """Why this backend and no other."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over source, compiler version, flags and ISA; of the fallback: over its sources and torch."""
 
     def pack(self, weight: Float32, threads: int) -> Weight:
         """Brings (N, K) float32 into the kernels' own layout; done once in a lifetime."""

@@ -191,6 +191,7 @@ constexpr int VL = 4, PANEL_VECTORS = 4, BLOCK_ROWS = 4;
 #endif
 using V = Vec<VL>;
 constexpr long PANEL = VL * PANEL_VECTORS;  // columns of a weight panel
+constexpr int MOST_BLOCKS = 4;              // row blocks that share a chunk of weights
 constexpr int LEVELS = 63;                  // of the tree T: enough for any count of chunks
 
 // ---- functions ------------------------------------------------------------------------------------------------------------
@@ -394,51 +395,60 @@ bool encode_panel(const float* weight, long columns, long K, Kind kind, uint8_t*
 
 // ---- linear -----------------------------------------------------------------------------------------------------------------
 
-// R rows of x times one panel. Chains run inside chunks of `width`; chunk sums go through the tree T.
+// `blocks` times R rows of x times one panel. Chains run inside chunks of `width`; chunk sums go through the tree T.
+// All blocks take their turn at a chunk before the next one, so that its weights come from the nearest cache.
 template <int R, Kind kind>
-void block(const float* x, Panel<kind> panel, long K, long width, float* out, long ldo, long columns, bool add) {
+void block(const float* x, Panel<kind> panel, long K, long width, float* out, long ldo, long columns, bool add,
+           int blocks) {
   constexpr int NV = PANEL_VECTORS;
-  V stack[LEVELS][R][NV];
+  V stack[MOST_BLOCKS][LEVELS][R][NV];
   int depth = 0;
   for (long k0 = 0, chunk = 0; k0 < K; k0 += width, chunk++) {
-    V a[R][NV];
-    for (int i = 0; i < R; i++)
-      for (int h = 0; h < NV; h++) a[i][h] = splat<V>(0.0f);
-    for (long k = k0, k1 = std::min(k0 + width, K); k < k1; k++) {
-      V v[NV];
-#pragma GCC unroll 4
-      for (int h = 0; h < NV; h++) v[h] = panel.at(k, h);
-      panel.prefetch(k);
-#pragma GCC unroll 16
-      for (int i = 0; i < R; i++) {
-        const V s = splat<V>(x[i * K + k]);
-#pragma GCC unroll 4
-        for (int h = 0; h < NV; h++) a[i][h] = fma<V>(s, v[h], a[i][h]);
-      }
-    }
-    for (long t = chunk; t & 1; t >>= 1) {
-      depth--;
+    const long k1 = std::min(k0 + width, K);
+    for (int b = 0; b < blocks; b++) {
+      const float* rows = x + b * R * K;
+      V a[R][NV];
       for (int i = 0; i < R; i++)
-        for (int h = 0; h < NV; h++) a[i][h] = stack[depth][i][h] + a[i][h];
+        for (int h = 0; h < NV; h++) a[i][h] = splat<V>(0.0f);
+      for (long k = k0; k < k1; k++) {
+        V v[NV];
+#pragma GCC unroll 4
+        for (int h = 0; h < NV; h++) v[h] = panel.at(k, h);
+        panel.prefetch(k);
+#pragma GCC unroll 16
+        for (int i = 0; i < R; i++) {
+          const V s = splat<V>(rows[i * K + k]);
+#pragma GCC unroll 4
+          for (int h = 0; h < NV; h++) a[i][h] = fma<V>(s, v[h], a[i][h]);
+        }
+      }
+      int level = depth;
+      for (long t = chunk; t & 1; t >>= 1) {
+        level--;
+        for (int i = 0; i < R; i++)
+          for (int h = 0; h < NV; h++) a[i][h] = stack[b][level][i][h] + a[i][h];
+      }
+      for (int i = 0; i < R; i++)
+        for (int h = 0; h < NV; h++) stack[b][level][i][h] = a[i][h];
     }
-    for (int i = 0; i < R; i++)
-      for (int h = 0; h < NV; h++) stack[depth][i][h] = a[i][h];
-    depth++;
+    depth = std::popcount(uint64_t(chunk + 1));  // what the merges of this chunk leave
   }
-  for (; depth > 1; depth--)
-    for (int i = 0; i < R; i++)
-      for (int h = 0; h < NV; h++) stack[depth - 2][i][h] = stack[depth - 2][i][h] + stack[depth - 1][i][h];
-  for (int i = 0; i < R; i++) {
-    float row[PANEL], *o = out + i * ldo;
-    for (int h = 0; h < NV; h++) store(row + h * VL, stack[0][i][h]);
-    if (add)
-      for (long j = 0; j < columns; j++) row[j] = o[j] + row[j];
-    std::copy(row, row + columns, o);
-  }
+  for (int b = 0; b < blocks; b++)
+    for (int i = 0; i < R; i++) {
+      float row[PANEL], *o = out + (b * R + i) * ldo;
+      for (int h = 0; h < NV; h++) {
+        V sum = stack[b][depth - 1][i][h];
+        for (int level = depth - 2; level >= 0; level--) sum = stack[b][level][i][h] + sum;
+        store(row + h * VL, sum);
+      }
+      if (add)
+        for (long j = 0; j < columns; j++) row[j] = o[j] + row[j];
+      std::copy(row, row + columns, o);
+    }
 }
 
 template <Kind kind>
-using Block = void (*)(const float*, Panel<kind>, long, long, float*, long, long, bool);
+using Block = void (*)(const float*, Panel<kind>, long, long, float*, long, long, bool, int);
 template <Kind kind, int... R>
 Block<kind> block_of(long rows, std::integer_sequence<int, R...>) {
   constexpr Block<kind> table[] = {block<R + 1, kind>...};
@@ -457,9 +467,15 @@ struct Product {
   template <Kind kind>
   void rows(Panel<kind> panel, long p, long m0, long m1) const {
     constexpr int MOST = kind == FLOATS ? BLOCK_ROWS : CODED_ROWS;
-    for (long m = m0; m < m1; m += MOST)
-      block_of<kind>(std::min<long>(MOST, m1 - m), std::make_integer_sequence<int, MOST>())(
-          x + m * weights.K, panel, weights.K, width, out + m * N + p * PANEL, N, std::min(PANEL, N - p * PANEL), add);
+    const long count = m1 - m0, fewest = (count + MOST - 1) / MOST, height = (count + fewest - 1) / fewest;
+    for (long m = m0; m < m1;) {
+      const long left = m1 - m, tall = std::min(height, left);
+      const int blocks = int(std::min<long>(MOST_BLOCKS, left / tall));
+      block_of<kind>(tall, std::make_integer_sequence<int, MOST>())(
+          x + m * weights.K, panel, weights.K, width, out + m * N + p * PANEL, N, std::min(PANEL, N - p * PANEL), add,
+          blocks);
+      m += tall * blocks;
+    }
   }
 
   // Few rows read the codes directly; many rows share one panel of floats made from them.
@@ -640,14 +656,21 @@ inline uint32_t descending_key(float x) {
   return b & 0x80000000u ? b : ~b & 0x7fffffffu;
 }
 
-// Stable by key, so equal values stay in ascending order of id.
+inline float value_of(uint32_t key) { return std::bit_cast<float>(key & 0x80000000u ? key : ~key & 0x7fffffffu); }
+
+// Stable by key, so equal values stay in ascending order of id. Three passes of 11 bits, counted in one.
 void radix_sort(std::vector<Candidate>& items) {
-  std::vector<Candidate> other(items.size());
-  for (int shift = 0; shift < 33; shift += 11) {
-    uint32_t start[2049] = {0};
-    for (const Candidate& c : items) start[(c.key >> shift & 2047) + 1]++;
-    for (int i = 0; i < 2048; i++) start[i + 1] += start[i];
-    for (const Candidate& c : items) other[start[c.key >> shift & 2047]++] = c;
+  constexpr int DIGITS = 2048;
+  static_assert(sizeof(Candidate) == 8);
+  std::vector<uint32_t> start(3 * DIGITS);
+  thread_local std::vector<Candidate> other;  // kept: fresh pages of memory cost more than the sort
+  other.resize(items.size());
+  for (const Candidate& c : items)
+    for (int pass = 0; pass < 3; pass++) start[pass * DIGITS + (c.key >> 11 * pass & (DIGITS - 1))]++;
+  for (int pass = 0; pass < 3; pass++) {
+    uint32_t* at = start.data() + pass * DIGITS;
+    for (uint32_t i = 0, sum = 0, n; i < DIGITS; i++, sum += n) n = at[i], at[i] = sum;
+    for (const Candidate& c : items) other[at[c.key >> 11 * pass & (DIGITS - 1)]++] = c;
     items.swap(other);
   }
 }
@@ -676,16 +699,21 @@ struct Weighed {
 };
 
 // Unmasked ids of weight above zero, sorted; at most k of them when k is above 0.
-std::vector<Weighed> candidates(const float* x, long n, float temperature, long k) {
+std::vector<Weighed>& candidates(const float* x, long n, float temperature, long k) {
+  thread_local std::vector<Candidate> items;
+  thread_local std::vector<Weighed> out;
   const float m = maximum(x, n);
-  std::vector<Candidate> items;
-  items.reserve(n);
-  for (long i = 0; i < n; i++)
-    if (!((x[i] - m) / temperature < -87.0f)) items.push_back({descending_key(x[i]), int32_t(i)});
+  items.resize(n);
+  size_t count = 0;
+  for (long i = 0; i < n; i++) {
+    items[count] = {descending_key(x[i]), int32_t(i)};
+    count += !((x[i] - m) / temperature < -87.0f);
+  }
+  items.resize(count);
   radix_sort(items);
   if (k > 0 && k < long(items.size())) items.resize(k);
-  std::vector<Weighed> out(items.size());
-  for (size_t i = 0; i < out.size(); i++) out[i] = {exp1((x[items[i].id] - m) / temperature), items[i].id};
+  out.resize(items.size());
+  for (size_t i = 0; i < out.size(); i++) out[i] = {exp1((value_of(items[i].key) - m) / temperature), items[i].id};
   return out;
 }
 
@@ -704,7 +732,7 @@ void keep_top_p(std::vector<Weighed>& items, float p) {
 }
 
 int32_t draw(const float* x, long n, float temperature, long k, float p, float min_p, float u) {
-  std::vector<Weighed> items = candidates(x, n, temperature, k);
+  std::vector<Weighed>& items = candidates(x, n, temperature, k);
   const float least = min_p * items[0].weight;
   if (p < 1.0f) keep_top_p(items, p);
   std::erase_if(items, [=](const Weighed& w) { return !(w.weight >= least); });

@@ -78,7 +78,9 @@ def _pointer(array: npt.NDArray[np.generic]) -> int:
 def _dense(array: Float32 | Int32, dtype: type, name: str) -> int:
     """The address of a C-contiguous array of `dtype`."""
     if array.dtype != dtype or not array.flags.c_contiguous:
-        raise ValueError(f"{name}: expected a C-contiguous {np.dtype(dtype).name} array, got {array.dtype} {array.strides}")
+        raise ValueError(
+            f"{name}: expected a C-contiguous {np.dtype(dtype).name} array, got {array.dtype} {array.strides}"
+        )
     return _pointer(array)
 
 
@@ -245,9 +247,7 @@ class CompiledKernels:
         self._call("sb_top_k", _dense(logits, np.float32, "logits"), count, size, k, _pointer(out))
         return out
 
-    def draw(
-        self, logits: Float32, temperature: float, top_k: int, top_p: float, min_p: float, u: float
-    ) -> int:
+    def draw(self, logits: Float32, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
         check_draw(logits, temperature, top_k, top_p, min_p, u)
         picked = ctypes.c_int32(-1)
         address = _dense(logits, np.float32, "logits")

@@ -13,9 +13,7 @@ def check_top_k(k: int, size: int) -> None:
         raise ValueError(f"k: expected 0 to {size}, got {k}")
 
 
-def check_draw(
-    logits: Float32, temperature: float, top_k: int, top_p: float, min_p: float, u: float
-) -> None:
+def check_draw(logits: Float32, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> None:
     """Raises ValueError for parameters of `SamplerKernels.draw` out of range, and when no id is left to draw."""
     if not np.float32(temperature) > 0.0 or not np.isfinite(np.float32(temperature)):
         raise ValueError(f"temperature: expected a finite float32 above 0, got {temperature}")

@@ -23,7 +23,7 @@ SPREADS: tuple[Spread, ...] = ("ordinary", "wide", "subnormal")
 def values(shape: tuple[int, ...], seed: int, spread: Spread) -> Float32:
     """Test data: uniform in (-1, 1); the same over 40 powers of two; or so small that products are subnormal."""
     random = np.random.Generator(np.random.PCG64(seed))
-    mantissa = random.integers(-(2**23) + 1, 2**23, shape).astype(np.float32) * np.float32(2.0**-23)
+    mantissa: Float32 = random.integers(-(2**23) + 1, 2**23, shape).astype(np.float32) * np.float32(2.0**-23)
     if spread == "ordinary":
         return mantissa
     low, high = (-20, 20) if spread == "wide" else (-72, -62)

@@ -31,10 +31,9 @@ def list_models() -> tuple[Listing, ...]:
     return (
         Listing(smollm2.NAME, smollm2.DESCRIPTION, here, smollm2.FETCH),
         Listing(tiny.NAME, tiny.DESCRIPTION, True, "always here"),
-        Listing(FOLDER, FOLDER_DESCRIPTION, True,
-                "give its path"),
+        Listing(FOLDER, FOLDER_DESCRIPTION, True, "give its path"),
         Listing(GGUF, GGUF_DESCRIPTION, True, "give its path"),
-    )  # fmt: skip
+    )
 
 
 def open_source(model: str) -> Source:

@@ -110,11 +110,17 @@ class GgufFile:
     def _refuse_unsupported(self) -> None:
         architecture = self.get("general.architecture")
         scaling = self.get("llama.rope.scaling.type", "none")
-        expected = {_gguf_name(name) for name in tensor_shapes(self.config())} if architecture == "llama" else set()
-        spare = sorted(set(self._tensors) - expected)
+        linear = self.get("llama.rope.scale_linear", 1.0)  # the older key
+        rotated = self.get("llama.rope.dimension_count")
+        if architecture != "llama":
+            raise ModelError(f"{self.path}: general.architecture is {architecture!r}; supported: 'llama'")
+        config = self.config()
+        head_dim = config.head_dim
+        spare = sorted(set(self._tensors) - {_gguf_name(name) for name in tensor_shapes(config)})
         plain = (
-            (architecture == "llama", "general.architecture", architecture, "'llama'"),
             (scaling == "none", "llama.rope.scaling.type", scaling, "'none'"),
+            (linear == 1, "llama.rope.scale_linear", linear, "1.0"),
+            (rotated in (None, head_dim), "llama.rope.dimension_count", rotated, f"the head size, {head_dim}"),
             (not spare, "tensors", spare[:3], "those of a plain Llama"),
         )
         for good, what, found, expected_words in plain:

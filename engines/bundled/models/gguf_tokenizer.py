@@ -21,7 +21,7 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-_KNOWN = ("default", "gpt-2", "llama-bpe", "smollm")
+_KNOWN = ("gpt-2", "llama-bpe", "smollm")
 
 
 def write_tokenizer(file: GgufFile, folder: Path) -> None:
@@ -59,7 +59,7 @@ def _pre_tokenizer(file: GgufFile) -> PreTokenizer:
     """How text is split before merging: as the model's own tokenizer.json does it."""
     from tokenizers import Regex, pre_tokenizers
 
-    kind = file.get("tokenizer.ggml.pre", "default")
+    kind = file.get("tokenizer.ggml.pre")
     if kind == "smollm":
         return pre_tokenizers.Sequence(
             [

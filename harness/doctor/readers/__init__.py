@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from harness.doctor.facts import Document, Problem
+from harness.doctor.facts import MAX_STARTS, Document, Problem, overflow
 from harness.doctor.source import Source
 
 
 def read_document(source: Source) -> Document:
     """The facts of one source; what cannot be read becomes the document's problem."""
     if source.unreadable:
-        problem = Problem(line=1, text=source.unreadable)
-        return Document(path=source.path, kind=source.kind, problem=problem)
+        unreadable = Problem(line=1, text=source.unreadable)
+        return Document(path=source.path, kind=source.kind, problem=unreadable)
     # Each reader brings its own parser: only the kinds that occur are imported.
     if source.kind == "python":
         from harness.doctor.readers.python import read_python as read
@@ -30,4 +30,9 @@ def read_document(source: Source) -> Document:
         from harness.doctor.readers.data_files import read_json as read
     else:
         from harness.doctor.readers.data_files import read_toml as read
-    return read(source.path, source.text)
+    document = read(source.path, source.text)
+    inner = sum(len(start.settings) for start in document.starts[: MAX_STARTS + 1])
+    problem = overflow(len(document.starts), len(document.settings) + inner // 10, len(document.requests))
+    if problem is not None:
+        return Document(path=source.path, kind=source.kind, problem=problem, text=source.text)
+    return document

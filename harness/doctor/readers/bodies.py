@@ -13,7 +13,17 @@ from harness.doctor.finding import Place
 from harness.doctor.nodes import Node, Unparsable, parse_json
 
 _PROMPTS = ("messages", "prompt", "input_ids", "text", "input")
-_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "max_new_tokens", "seed", "n", "stream")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_new_tokens",
+    "seed",
+    "n",
+    "stream",
+)
 
 
 def url_api(url: str) -> str:

@@ -49,9 +49,7 @@ class _Found:
     labels: Mapping[str, str]
 
 
-def find_containers(
-    path: str, root: Node, config_maps: Mapping[str, list[EnvSet]], *, opened: bool
-) -> list[Container]:
+def find_containers(path: str, root: Node, config_maps: Mapping[str, list[EnvSet]], *, opened: bool) -> list[Container]:
     """Every container below `root`, in order."""
     return [_read(path, found, config_maps, opened=opened) for found in _find(root)]
 
@@ -149,7 +147,12 @@ def _words(node: Node) -> tuple[list[str], int]:
     words: list[str] = []
     line = node.line
     config = node.get("vllmConfig")
-    for owner, key in [(node, "entrypoint"), (node, "command"), *((node, key) for key in _ARG_KEYS), (config, "extraArgs")]:
+    for owner, key in [
+        (node, "entrypoint"),
+        (node, "command"),
+        *((node, key) for key in _ARG_KEYS),
+        (config, "extraArgs"),
+    ]:
         value = owner.get(key) if owner is not None and owner.kind == "map" else None
         if value is None:
             continue
@@ -183,7 +186,7 @@ def _interpolate(value: str) -> str:
 
 def _aliases(node: Node) -> tuple[str, ...]:
     networks = node.get("networks")
-    found = []
+    found: list[str] = []
     if networks is not None and networks.kind == "map":
         for _, network in networks.pairs:
             aliases = network.get("aliases") if network.kind == "map" else None
@@ -192,9 +195,7 @@ def _aliases(node: Node) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _environment(
-    path: str, found: _Found, config_maps: Mapping[str, list[EnvSet]]
-) -> tuple[list[EnvSet], str]:
+def _environment(path: str, found: _Found, config_maps: Mapping[str, list[EnvSet]]) -> tuple[list[EnvSet], str]:
     settings, is_open = _env_from(found.node, config_maps)
     for key in _ENV_KEYS:
         value = found.node.get(key)
@@ -342,9 +343,9 @@ def read_mounts(path: str, root: Node) -> list[Mount]:
         containers = node.get("containers")
         for container in containers.items if containers is not None and empty else ():
             mounted = container.get("volumeMounts") if container.kind == "map" else None
-            for item in mounted.items if mounted is not None else ():
-                if item.text("name") in empty:
-                    mounts.append(_mount(path, item, "emptyDir", container.text("name")))
+            items = mounted.items if mounted is not None else []
+            hit = [item for item in items if item.text("name") in empty]
+            mounts.extend(_mount(path, item, "emptyDir", container.text("name")) for item in hit)
     mounts.extend(_tmpfs(path, root))
     return mounts
 

@@ -1,7 +1,7 @@
 """Dockerfiles: stages, ENV, ARG, RUN, CMD and ENTRYPOINT, with continuation lines and here-documents.
 
-A stage inherits the settings of the stage it is built from. Only the last stage is the image; a setting elsewhere that the
-last stage does not inherit reaches nothing. `RUN export` ends with its layer.
+A stage inherits the settings of the stage it is built from. Only the last stage is the image; a setting elsewhere that
+the last stage does not inherit reaches nothing. `RUN export` ends with its layer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,26 @@ from harness.doctor.readers.shell import read_fragment
 from harness.doctor.variables import VARIABLES
 
 _KNOWN = frozenset(
-    "ADD ARG CMD COPY ENTRYPOINT ENV EXPOSE FROM HEALTHCHECK LABEL MAINTAINER ONBUILD RUN SHELL STOPSIGNAL USER VOLUME "
-    "WORKDIR".split()
+    [
+        "ADD",
+        "ARG",
+        "CMD",
+        "COPY",
+        "ENTRYPOINT",
+        "ENV",
+        "EXPOSE",
+        "FROM",
+        "HEALTHCHECK",
+        "LABEL",
+        "MAINTAINER",
+        "ONBUILD",
+        "RUN",
+        "SHELL",
+        "STOPSIGNAL",
+        "USER",
+        "VOLUME",
+        "WORKDIR",
+    ]
 )
 
 
@@ -152,7 +170,8 @@ def _take_from(build: _Build, rest: str, place: Place) -> None:
     words = [word for word in rest.split() if not word.startswith("--")]
     base = words[0] if words else ""
     for key, value in build.arguments.items():
-        base = re.sub(rf"\$\{{?{re.escape(key)}(?::?-[^}}]*)?\}}?", lambda _, v=value: v or "$", base)
+        pieces = re.split(rf"\$\{{?{re.escape(key)}(?::?-[^}}]*)?\}}?", base)
+        base = (value or "$").join(pieces)
     name = words[2] if len(words) > 2 and words[1].upper() == "AS" else str(len(build.stages))
     parent = next((stage for stage in build.stages if stage.name == base), None)
     stage = _Stage(name=name, base=base)
@@ -246,7 +265,7 @@ def _start(build: _Build, stage: _Stage) -> Start | None:
             words, place = [*words, *part[0]], part[1]
     if not words:
         return None
-    roots = [name for name in _ancestry(build, stage)]
+    roots = _ancestry(build, stage)
     base = next((item.base for item in build.stages if item.name == roots[-1]), "")
     outcome = read_command(["docker", "run", base or "scratch", *words], place, {})
     settings = tuple(stage.settings.values())

@@ -23,9 +23,7 @@ def read_dotenv(path: str, text: str) -> Document:
                 problem = problem or _complain(number, line)
             continue
         value, overridable = read_env_value(match[2])
-        settings.append(
-            EnvSet(name=match[1], value=value, place=Place(path, number), overridable=overridable)
-        )
+        settings.append(EnvSet(name=match[1], value=value, place=Place(path, number), overridable=overridable))
     return Document(path=path, kind="dotenv", settings=tuple(settings), problem=problem, text=text)
 
 

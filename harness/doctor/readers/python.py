@@ -7,13 +7,15 @@ Nothing is imported or evaluated.
 from __future__ import annotations
 
 import ast
+import re
+import sys
 import warnings
 from dataclasses import dataclass, field, replace
 
 from harness.doctor.accelerator import accelerator_test
-from harness.doctor.facts import Blocked, Call, Document, EnvSet, Install, Problem, Request, Start
+from harness.doctor.facts import Blocked, Call, Document, EnvSet, Install, Problem, Request, Start, overflow
 from harness.doctor.finding import Place
-from harness.doctor.readers.python_names import Names, collect_names
+from harness.doctor.readers.python_names import Names, child_nodes, collect_names
 from harness.doctor.readers.python_processes import read_process
 from harness.doctor.readers.python_requests import read_request_call
 from harness.doctor.readers.python_starts import read_start
@@ -32,6 +34,12 @@ _BELIEVED = frozenset(
         "random.seed",
     }
 )
+# A file without any of these words holds no fact: it is parsed, and read no further.
+_MATTERS = re.compile(
+    r"environ|putenv|unsetenv|SamplingParams|\bLLM\b|EngineArgs|sglang|deepinfer|tensorrt_llm|openai|anthropic|"
+    r"subprocess|os\.system|\.post\(|\.request\(|manual_seed|set_seed|deterministic|cudnn|seed_everything|dotenv"
+)
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SWITCHES = frozenset({"torch.backends.cudnn.deterministic", "torch.backends.cudnn.benchmark"})
 
 
@@ -76,9 +84,11 @@ def read_python(path: str, text: str) -> Document:
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except SyntaxError as error:
-        return _broken(path, text, error.lineno or 1, error.msg)
+        return _broken(path, text, error.lineno or 1, f"{error.msg} (read with the grammar of Python {_VERSION})")
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         return _broken(path, text, 1, f"it is nested too deeply or malformed ({type(error).__name__})")
+    if not _MATTERS.search(text):
+        return Document(path=path, kind="python", text=text)
     try:
         reading = Reading(path=path, names=collect_names(tree))
         _visit_body(reading, tree.body)
@@ -92,8 +102,14 @@ def _broken(path: str, text: str, line: int, words: str) -> Document:
 
 
 def _document(reading: Reading, text: str) -> Document:
+    problem = overflow(len(reading.starts), len(reading.settings))
+    if problem is not None:
+        return Document(path=reading.path, kind="python", problem=problem, text=text)
     settings = tuple(_mark_late(reading, setting) for setting in reading.settings)
-    starts = tuple(_with_environment(reading, start, settings) for start in reading.starts)
+    starts = tuple(
+        _with_environment(reading, start, settings, remote=number in reading.remote_starts)
+        for number, start in enumerate(reading.starts)
+    )
     return Document(
         path=reading.path,
         kind="python",
@@ -132,7 +148,7 @@ def _visit(reading: Reading, node: ast.AST) -> None:
     if handler is not None:
         handler(reading, node)
         return
-    for child in ast.iter_child_nodes(node):
+    for child in child_nodes(node):
         _visit(reading, child)
 
 
@@ -363,7 +379,7 @@ def _visit_call(reading: Reading, node: ast.AST) -> None:
         reading.installs.extend(process.installs)
         for child in process.starts:
             _add_start(reading, replace(child, scope=process.environment_name or "inherit"))
-    for inner in ast.iter_child_nodes(node):
+    for inner in child_nodes(node):
         _visit(reading, inner)
 
 
@@ -464,11 +480,9 @@ def _effective_line(reading: Reading, setting: EnvSet) -> int | None:
     return reading.called.get(setting.scope.split(".")[0])
 
 
-def _with_environment(reading: Reading, start: Start, settings: tuple[EnvSet, ...]) -> Start:
+def _with_environment(reading: Reading, start: Start, settings: tuple[EnvSet, ...], *, remote: bool) -> Start:
     """A start with the settings that reach it, and those that Ray or a replaced environment keeps away."""
-    index = reading.starts.index(start)
-    remote = index in reading.remote_starts
-    reaching, blocked = _split_for_ray(reading, start, settings, remote=remote)
+    reaching, blocked = _split_for_ray(reading, settings, remote=remote)
     if start.reach == "replaced":
         reason = "`env=` replaces the whole environment of the child"
         blocked += [Blocked(setting=item, place=start.place, reason=reason) for item in reaching if not item.unset]
@@ -481,7 +495,7 @@ def _with_environment(reading: Reading, start: Start, settings: tuple[EnvSet, ..
 
 
 def _split_for_ray(
-    reading: Reading, start: Start, settings: tuple[EnvSet, ...], *, remote: bool
+    reading: Reading, settings: tuple[EnvSet, ...], *, remote: bool
 ) -> tuple[list[EnvSet], list[Blocked]]:
     if not remote or reading.ray is None:
         return list(settings), []

@@ -45,9 +45,7 @@ def read_process(names: Names, name: str, node: ast.Call, place: Place) -> Proce
     given, reach, is_open = _read_environment(names, environment, place)
     outcome: Outcome = read_command(words, place, {setting.name: setting for setting in given})
     owner = environment.id if isinstance(environment, ast.Name) else ""
-    starts = tuple(
-        replace(start, reach=start.reach or reach, open=start.open or is_open) for start in outcome.starts
-    )
+    starts = tuple(replace(start, reach=start.reach or reach, open=start.open or is_open) for start in outcome.starts)
     return Process(starts=starts, installs=outcome.installs, environment_name=owner)
 
 

@@ -20,7 +20,9 @@ _RANDOM = re.compile(
     r"^(random|secrets|uuid|numpy\.random)\.|^os\.(urandom|getpid)$|^torch\.(randint|seed|initial_seed|random\.seed)$|"
     r"^(hash|id)$"
 )
-_SEEDED = re.compile(r"^random\.Random$|^numpy\.random\.(default_rng|RandomState|SeedSequence|seed)$|^random\.seed$|^uuid\.uuid[35]$")
+_SEEDED = re.compile(
+    r"^random\.Random$|^numpy\.random\.(default_rng|RandomState|SeedSequence|seed)$|^random\.seed$|^uuid\.uuid[35]$"
+)
 _CLIENT_CALLS = (
     (".chat.completions.create", "chat"),
     (".chat.completions.parse", "chat"),
@@ -34,9 +36,7 @@ _POSTERS = re.compile(r"^(requests|httpx|aiohttp)\.(post|request)$|\.post$")
 _MANY = re.compile(r"(^|_)(prompts|texts|inputs|questions|requests|batch|conversations|messages_list|examples)$")
 
 
-def read_request_call(
-    names: Names, name: str, node: ast.Call, path: str, loops: Sequence[ast.expr]
-) -> list[Request]:
+def read_request_call(names: Names, name: str, node: ast.Call, path: str, loops: Sequence[ast.expr]) -> list[Request]:
     """The requests one call builds: none or one."""
     engine = engine_of(name)
     if engine and name.rsplit(".", 1)[-1] == "SamplingParams":
@@ -80,10 +80,7 @@ def _keywords(names: Names, node: ast.Call, path: str) -> tuple[dict[str, Field]
     fields: dict[str, Field] = {}
     loose = False
     for keyword in node.keywords:
-        if keyword.arg is None:
-            table = names.literal(keyword.value)
-            loose = not (isinstance(table, ast.Dict) and _table(names, table, path, fields)) or loose
-        elif keyword.arg == "extra_body":
+        if keyword.arg is None or keyword.arg == "extra_body":
             table = names.literal(keyword.value)
             loose = not (isinstance(table, ast.Dict) and _table(names, table, path, fields)) or loose
         else:
@@ -144,7 +141,7 @@ def _read_generate(names: Names, name: str, node: ast.Call, path: str, loops: Se
     if isinstance(table, ast.Dict):
         return _read_sampling_dict(names, table, engine, path, loops)
     if isinstance(table, ast.Call) and engine_of(names.dotted(table.func)):
-        return _read_shared(names, node, given, table, path)
+        return _read_shared(names, node, table, path)
     plain = given is None and None not in keyword and not name.endswith(".beam_search")
     if engine == "vllm" and plain:
         return [Request(api="vllm", place=Place(path, node.lineno), bare=True)]
@@ -169,9 +166,7 @@ def _read_sampling_dict(
     ]
 
 
-def _read_shared(
-    names: Names, node: ast.Call, given: ast.expr | None, made: ast.Call, path: str
-) -> list[Request]:
+def _read_shared(names: Names, node: ast.Call, made: ast.Call, path: str) -> list[Request]:
     """One SamplingParams object handed to a call that serves many prompts."""
     if not node.args or not _is_many(names, node.args[0]):
         return []
@@ -189,9 +184,7 @@ def _is_many(names: Names, node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and found is node and bool(_MANY.search(node.id))
 
 
-def _read_client(
-    names: Names, node: ast.Call, kind: str, path: str, loops: Sequence[ast.expr]
-) -> list[Request]:
+def _read_client(names: Names, node: ast.Call, kind: str, path: str, loops: Sequence[ast.expr]) -> list[Request]:
     api = _client_api(names, node, kind)
     if not api:
         return []

@@ -1,4 +1,4 @@
-"""Engine constructors in Python: `vllm.LLM(...)`, `sglang.Engine(...)`, `deepinfer…LLM(...)`, `tensorrt_llm.LLM(...)`."""
+"""Engine constructors in Python: `vllm.LLM(...)`, `sglang.Engine(...)`, `tensorrt_llm.LLM(...)`, DeepInfer's `LLM`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _ALIASES = {"model_path": "model", "tp_size": "tensor_parallel_size", "max_runni
 
 
 def engine_of(name: str) -> str:
-    """The engine a dotted name belongs to by its first part, or ""."""
+    """The engine a dotted name belongs to by its first part, or "" (SGLang's image generation is another engine)."""
+    if name.startswith("sglang.multimodal_gen"):
+        return ""
     return MODULES.get(name.split(".", 1)[0], "")
 
 

@@ -1,4 +1,4 @@
-"""Members behind one name: a Kubernetes Service and the workloads it selects, compose services with one alias or stem."""
+"""Members behind one name: what a Kubernetes Service selects, compose services with one alias or stem."""
 
 from __future__ import annotations
 

@@ -15,10 +15,12 @@ import tree_sitter
 import tree_sitter_bash
 
 from harness.doctor.accelerator import accelerator_test
-from harness.doctor.command import UNKNOWN, Outcome, apply_slurm_export, read_command
-from harness.doctor.facts import Blocked, Document, EnvSet, Image, Install, Problem, Request, Start
+from harness.doctor.command import UNKNOWN, Outcome, read_command
+from harness.doctor.engines import name_hardware
+from harness.doctor.facts import Blocked, Document, EnvSet, Image, Install, Problem, Request, Start, overflow
 from harness.doctor.finding import Place
 from harness.doctor.readers.bodies import read_curl_body
+from harness.doctor.variables import VARIABLES
 
 MAX_BYTES = 512 * 1024
 MAX_DEPTH = 150
@@ -26,8 +28,12 @@ MAX_SCRIPTS = 4  # `sh -c` inside `sh -c`
 _GRAMMAR_GAPS = re.compile(r"^(for|select) \w+$")  # `for i` without `in` is legal and unknown to the grammar
 
 
-class TooDeep(ValueError):
+class TooDeep(ValueError):  # noqa: N818 - caught in this file
     """A script nested deeper than any person writes."""
+
+
+class TooMany(ValueError):  # noqa: N818 - caught in this file
+    """A script with more starts or settings than any person writes."""
 
 
 @cache
@@ -80,10 +86,9 @@ def read_fragment(
 ) -> Document:
     """Shell text that begins `offset` lines into `path`, with the environment it starts from."""
     if len(text) > MAX_BYTES:
-        problem = Problem(line=1, text=f"a script of more than {MAX_BYTES // 1024} KiB is not read")
-        return Document(path=path, kind=kind, problem=problem, text=text)
+        return _problem(path, text, kind, 1, f"a script of more than {MAX_BYTES // 1024} KiB is not read")
     root = _parser().parse(text.encode()).root_node
-    problem = _find_problem(root, offset)
+    problem: Problem | None = _find_problem(root, offset)
     if problem:
         return Document(path=path, kind=kind, problem=problem, text=text)
     state = _State(path=path, offset=offset, exported=dict(exported), scope=scope, nested=nested)
@@ -91,10 +96,16 @@ def read_fragment(
     _read_slurm_header(state, text)
     try:
         _visit_block(state, root, 0)
-    except TooDeep:
-        problem = Problem(line=1 + offset, text=f"nested deeper than {MAX_DEPTH} levels")
+    except (TooDeep, RecursionError):
+        return _problem(path, text, kind, 1 + offset, f"nested deeper than {MAX_DEPTH} levels")
+    except TooMany:
+        problem = overflow(len(state.starts), len(state.settings)) or Problem(line=1, text="too many commands")
         return Document(path=path, kind=kind, problem=problem, text=text)
     return _document(state, kind, text)
+
+
+def _problem(path: str, text: str, kind: str, line: int, words: str) -> Document:
+    return Document(path=path, kind=kind, problem=Problem(line=line, text=words), text=text)
 
 
 def _document(state: _State, kind: str, text: str) -> Document:
@@ -144,7 +155,7 @@ def _read_slurm_header(state: _State, text: str) -> None:
         if match[1] == "--export":
             _apply_job_export(state, match[2], Place(state.path, number))
         elif not state.hardware:
-            state.hardware = match[2]
+            state.hardware = name_hardware(match[2])
 
 
 def _apply_job_export(state: _State, value: str, place: Place) -> None:
@@ -164,6 +175,8 @@ def _visit_block(state: _State, node: tree_sitter.Node, depth: int) -> None:
 
 
 def _visit(state: _State, node: tree_sitter.Node, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise TooDeep
     handler = _HANDLERS.get(node.type)
     if handler is not None:
         handler(state, node, depth)
@@ -324,7 +337,7 @@ def _set(state: _State, setting: EnvSet, *, export: bool) -> None:
         state.local[setting.name] = setting
 
 
-def _visit_unset(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit_unset(state: _State, node: tree_sitter.Node, _depth: int) -> None:
     for child in node.named_children:
         name = _source(child)
         if name in state.exported:
@@ -347,11 +360,11 @@ def _visit_command(state: _State, node: tree_sitter.Node, depth: int) -> None:
             _visit_substitutions(state, inner, depth)
     if words:
         _run(state, words, place, environment)
+    if overflow(len(state.starts), len(state.settings)):
+        raise TooMany
 
 
-def _prefix_assignment(
-    state: _State, node: tree_sitter.Node, environment: dict[str, EnvSet], depth: int
-) -> None:
+def _prefix_assignment(state: _State, node: tree_sitter.Node, environment: dict[str, EnvSet], depth: int) -> None:
     shadow = _State(path=state.path, offset=state.offset, exported=environment, local=state.local)
     shadow.branch, shadow.guard, shadow.scope = state.branch, state.guard, state.scope
     _assign(shadow, node, export=True, depth=depth)
@@ -377,16 +390,20 @@ def _run(state: _State, words: list[str], place: Place, environment: dict[str, E
 
 def _start(state: _State, words: list[str], place: Place, environment: dict[str, EnvSet]) -> None:
     outcome = read_command(words, place, environment, slurm_export=state.slurm_export, scope=state.scope)
-    starts = tuple(_add_local(state, start, words) for start in outcome.starts)
+    starts = tuple(_add_local(state, start) for start in outcome.starts)
     _take_outcome(state, replace(outcome, starts=starts), place)
 
 
-def _add_local(state: _State, start: Start, words: list[str]) -> Start:
+def _add_local(state: _State, start: Start) -> Start:
     """Settings that were assigned but never exported are lost to every command."""
     lost = []
     named = {setting.name for setting in start.settings}
     for setting in state.local.values():
-        if setting.name not in named and not any(f"${setting.name}" in word for word in words):
+        if (
+            setting.name in VARIABLES
+            and setting.name not in named
+            and not any(f"${setting.name}" in word for word in words)
+        ):
             reason = "it is assigned but not exported, so no command sees it"
             lost.append(Blocked(setting=setting, place=setting.place, reason=reason))
     hardware = start.hardware or state.hardware
@@ -459,7 +476,12 @@ def _known_value(state: _State, name: str) -> str:
     setting = state.local.get(name) or state.exported.get(name)
     if name == "RANDOM":
         return f"{UNKNOWN}RANDOM"
-    if setting is None or setting.value is None or setting.unset or setting.branch != state.branch[: len(setting.branch)]:
+    if (
+        setting is None
+        or setting.value is None
+        or setting.unset
+        or setting.branch != state.branch[: len(setting.branch)]
+    ):
         return UNKNOWN
     return setting.value
 

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 
 from harness.doctor.command import Outcome, read_command
-from harness.doctor.facts import Document, EnvSet, Problem, Start
+from harness.doctor.facts import Document, EnvSet, Image, Problem, Start
 from harness.doctor.finding import Place
 from harness.doctor.readers.shell import read_fragment
 
@@ -18,7 +18,7 @@ def read_systemd(path: str, text: str) -> Document:
     all_settings: list[EnvSet] = []
     files: list[str] = []
     starts: list[Start] = []
-    images = []
+    images: list[Image] = []
     section = ""
     for line, number in _logical_lines(text):
         if line.startswith("["):

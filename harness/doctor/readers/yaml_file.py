@@ -1,7 +1,7 @@
 """YAML files: compose, Kubernetes manifests, Helm values and templates, engine configuration files.
 
-It knows which mapping is a container: one with an image. Template actions (`{{ … }}`) are set aside: a scalar that holds
-one is unknown, a line that is nothing but one is blank, and whatever it might have added leaves the environment open.
+It knows which mapping is a container: one with an image. Template actions (`{{ … }}`) are set aside: a scalar that
+holds one is unknown, a line that is nothing but one is blank, and whatever it might have added leaves the environment open.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ def _config_maps(path: str, roots: list[Node]) -> dict[str, list[EnvSet]]:
     return found
 
 
-def _gather(
-    gathered: _Gathered, path: str, root: Node, config_maps: dict[str, list[EnvSet]], *, opened: bool
-) -> None:
+def _gather(gathered: _Gathered, path: str, root: Node, config_maps: dict[str, list[EnvSet]], *, opened: bool) -> None:
     if root.kind == "map" and root.text("kind") == "ConfigMap":
         return
     for settings in config_maps.values():
@@ -116,4 +114,3 @@ def _gather(
     if root.kind == "map" and root.get("services") is not None:
         gathered.replicas.extend(compose_replicas(containers))
     gathered.containers.extend(containers)
-

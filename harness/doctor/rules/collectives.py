@@ -26,10 +26,12 @@ _PINNED_BY_SGLANG = {"NCCL_ALGO": "allreduce:tree"}
 def find_workspace(scan: Scan) -> Iterator[Hit]:
     """CUBLAS_WORKSPACE_CONFIG with a value that gives no determinism."""
     for setting in scan.settings:
-        if setting.name == "CUBLAS_WORKSPACE_CONFIG" and setting.value is not None and not setting.unset:
-            if setting.value not in _WORKSPACES:
-                shown = setting.value or "(empty)"
-                yield Hit(setting.place, f"CUBLAS_WORKSPACE_CONFIG is `{shown}`: only :4096:8 and :16:8 count", setting.name)
+        if setting.name != "CUBLAS_WORKSPACE_CONFIG" or setting.value is None or setting.unset:
+            continue
+        if setting.value not in _WORKSPACES:
+            shown = setting.value or "(empty)"
+            message = f"CUBLAS_WORKSPACE_CONFIG is `{shown}`: only :4096:8 and :16:8 count"
+            yield Hit(setting.place, message, setting.name)
 
 
 def find_no_workspace(launch: Launch) -> Iterator[Hit]:
@@ -44,10 +46,15 @@ def find_no_workspace(launch: Launch) -> Iterator[Hit]:
             yield Hit(call.place, message, "CUBLAS_WORKSPACE_CONFIG")
 
 
+def _pins_itself(launch: Launch) -> bool:
+    """vLLM's and SGLang's modes write their own NCCL variables."""
+    return launch.engine in ("vllm", "sglang") and launch.mode_on
+
+
 def find_half_pin(launch: Launch) -> Iterator[Hit]:
     """NCCL_ALGO without a channel count."""
     setting = launch.last("NCCL_ALGO")
-    if setting is None or launch.open or (launch.engine in ("vllm", "sglang") and launch.mode_on):
+    if setting is None or launch.open or _pins_itself(launch):
         return
     if launch.last("NCCL_MAX_NCHANNELS") is None or launch.last("NCCL_MIN_NCHANNELS") is None:
         message = "NCCL_ALGO is pinned and the channel count is not: it follows the message size"
@@ -58,7 +65,7 @@ def find_starved(scan: Scan) -> Iterator[Hit]:
     """NCCL_ALGO that names some collectives only, beside NCCL_PROTO."""
     for launch in scan.launches:
         algorithm, protocol = launch.last("NCCL_ALGO"), launch.last("NCCL_PROTO")
-        if algorithm is None or protocol is None or not algorithm.value or launch.mode_on:
+        if algorithm is None or protocol is None or not algorithm.value or _pins_itself(launch):
             continue
         parts = [part.strip() for part in algorithm.value.split(";") if part.strip()]
         if all(":" in part for part in parts):

@@ -1,7 +1,7 @@
 """DeepInfer 0.1.0: three conditions together, NVIDIA only.
 
-Its README: DEEPINFER_BATCH_INVARIANT=1, DEEPINFER_ENABLE_MTP_VARLEN=0, and a fixed seq_seed per request. SM100 or Ascend
-950; the promise is for NVIDIA. DEEPINFER_USE_NEXTN_DECODE is a draft length, not a condition.
+Its README: DEEPINFER_BATCH_INVARIANT=1, DEEPINFER_ENABLE_MTP_VARLEN=0, and a fixed seq_seed per request. SM100 or
+Ascend 950; the promise is for NVIDIA. DEEPINFER_USE_NEXTN_DECODE is a draft length, not a condition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from harness.doctor.launch import Launch
 MODE = "DEEPINFER_BATCH_INVARIANT"
 VARLEN = "DEEPINFER_ENABLE_MTP_VARLEN"
 LENGTH = "DEEPINFER_USE_NEXTN_DECODE"
-_OUTSIDE = {"sm70": "V100", "sm75": "T4", "sm80": "Ampere", "sm89": "Ada", "sm90": "Hopper", "rocm": "AMD", "cpu": "a CPU"}
+_OUTSIDE = {
+    "sm70": "V100",
+    "sm75": "T4",
+    "sm80": "Ampere",
+    "sm89": "Ada",
+    "sm90": "Hopper",
+    "rocm": "AMD",
+    "cpu": "a CPU",
+}
 
 
 def _deepinfer(launch: Launch) -> bool:
@@ -55,7 +63,7 @@ def find_seed(launch: Launch) -> Iterator[Hit]:
     if not _deepinfer(launch):
         return
     for request in launch.requests:
-        if request.api != "deepinfer" or request.open or request.shared and "seq_seed" in request.fields:
+        if request.api != "deepinfer" or request.open:
             continue
         field = request.fields.get("seq_seed")
         if field is None:

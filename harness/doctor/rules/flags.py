@@ -105,7 +105,12 @@ def find_contradicted(scan: Scan) -> Iterator[Hit]:
         for setting in settings:
             before_other = by_name.get(setting.name)
             crosses = before_other is not None and before_other.place.path != setting.place.path
-            if crosses and before_other is not None and setting.name in _PROMISES and _contradicts(before_other, setting):
+            if (
+                crosses
+                and before_other is not None
+                and setting.name in _PROMISES
+                and _contradicts(before_other, setting)
+            ):
                 yield _contradiction(before_other, setting)
             by_name[setting.name] = setting
 
@@ -195,7 +200,7 @@ RULES = (
         severity=Severity.ERROR,
         title="A flag set in the parent that never reaches the worker",
         why="Containers, sudo, srun, ssh, Ray workers and unexported shell variables begin without it.",
-        mend="Pass it on: `export`, `docker run -e`, `srun --export=ALL`, `sudo --preserve-env=`, runtime_env env_vars.",
+        mend="Pass it on: `export`, `docker run -e`, `srun --export=ALL`, `sudo --preserve-env=`, env_vars of Ray.",
         scan=find_not_passed,
     ),
     Rule(

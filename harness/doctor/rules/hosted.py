@@ -26,7 +26,9 @@ def find_best_effort(scan: Scan) -> Iterator[Hit]:
             continue
         for request in document.requests:
             if request.api == "openai" and seed_field(request) is not None and not request.open:
-                yield Hit(request.place, "the service promises best effort, and system_fingerprint is not recorded", "seed")
+                yield Hit(
+                    request.place, "the service promises best effort, and system_fingerprint is not recorded", "seed"
+                )
 
 
 def find_hosted_greedy(scan: Scan) -> Iterator[Hit]:
@@ -34,7 +36,9 @@ def find_hosted_greedy(scan: Scan) -> Iterator[Hit]:
     for document in scan.documents:
         for request in document.requests:
             if request.api == "openai" and is_greedy(request) and seed_field(request) is None and not request.open:
-                yield Hit(request.fields["temperature"].place, "temperature 0 at a hosted service is not reproducible", "")
+                yield Hit(
+                    request.fields["temperature"].place, "temperature 0 at a hosted service is not reproducible", ""
+                )
 
 
 RULES = (

@@ -25,8 +25,10 @@ _CACHES = (
     "TILELANG_CACHE_DIR",
     "CUDA_CACHE_PATH",
 )
-_EPHEMERAL = re.compile(r"^(/tmp|/var/tmp|/dev/shm|/run|/scratch/local|\$TMPDIR|\$\{TMPDIR\}|/local_scratch)(/|$)")  # noqa: S108 - paths looked for
-_CACHE_PATHS = re.compile(r"(^|/)\.(cache|triton|nv)(/|$)|/vllm-cache|/torchinductor|/flashinfer|/autotune", re.IGNORECASE)
+_EPHEMERAL = re.compile(r"^(/tmp|/var/tmp|/dev/shm|/run|/scratch/local|\$TMPDIR|\$\{TMPDIR\}|/local_scratch)(/|$)")
+_CACHE_PATHS = re.compile(
+    r"(^|/)\.(cache|triton|nv)(/|$)|/vllm-cache|/torchinductor|/flashinfer|/autotune", re.IGNORECASE
+)
 
 
 def find_floating(scan: Scan) -> Iterator[Hit]:

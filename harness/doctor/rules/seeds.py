@@ -1,4 +1,4 @@
-"""Seeds of requests: not passed, None, from a clock, shared; temperature 0 taken for reproducibility; defaults left alone."""
+"""Seeds of requests: not passed, None, drawn, shared; temperature 0 taken for reproducibility; defaults left alone."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def find_defaults(scan: Scan) -> Iterator[Hit]:
     """Sampling left to generation_config.json or to the server."""
     for request in _requests(scan):
         if request.bare:
-            yield Hit(request.place, "generate without sampling parameters takes the model's generation_config.json", "")
+            yield Hit(
+                request.place, "generate without sampling parameters takes the model's generation_config.json", ""
+            )
         elif request.api in ("endpoint", "sglang") and "temperature" not in request.fields and not request.open:
             message = "no temperature is sent: the server takes it from generation_config.json or its own default"
             yield Hit(request.place, message, "temperature")
@@ -140,7 +142,7 @@ RULES = (
         engine="any",
         severity=Severity.NOTE,
         title="Sampling left to generation_config.json or the server",
-        why="The values change with the model's repository or the server's version; one client sampled at 1.0 unknowingly.",
+        why="The values change with the model's repository or the server's version; a client sampled at 1.0 unknowingly.",
         mend="Send temperature, top_p and top_k explicitly, or start vLLM with --generation-config vllm.",
         facts="hasso5703/dgx-spark-qwen38#6",
         scan=find_defaults,

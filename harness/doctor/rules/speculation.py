@@ -1,4 +1,4 @@
-"""Speculative decoding: drafts whose length follows the batch or the content, and any draft under a deterministic mode."""
+"""Speculative decoding: drafts whose length follows batch or content, and any draft under a deterministic mode."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def find_draft(launch: Launch) -> Iterator[Hit]:
     """Any draft under a deterministic mode."""
     name, varies = _describe(launch)
     if name and not varies and launch.mode_on:
-        yield Hit(launch.options[name].place, f"--{name.replace('_', '-')} verifies k+1 tokens at once under the mode", name)
+        yield Hit(
+            launch.options[name].place, f"--{name.replace('_', '-')} verifies k+1 tokens at once under the mode", name
+        )
 
 
 RULES = (
@@ -88,7 +90,7 @@ RULES = (
         engine="any",
         severity=Severity.WARNING,
         title="Speculative decoding under a deterministic mode",
-        why="Verification (k+1 rows) and plain decoding (one row) disagree: differences up to 5.25 nats between launches.",
+        why="Verification (k+1 rows) and plain decoding (one row) disagree: up to 5.25 nats between launches.",
         mend="Turn it off where bits must match, or show with a matrix that they do.",
         facts="vLLM RFC 54506, PR 52522 (open); sglang#39597",
         launch=find_draft,

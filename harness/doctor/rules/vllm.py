@@ -67,7 +67,9 @@ def find_attention(launch: Launch) -> Iterator[Hit]:
     """An attention backend that declares no batch invariance."""
     backend = attention_backend(launch)
     if _vllm_on(launch) and backend not in ("", "?", "AUTO", "NONE") and backend not in _INVARIANT_BACKENDS:
-        place = launch.options["attention_backend"].place if "attention_backend" in launch.options else launch.start.place
+        place = (
+            launch.options["attention_backend"].place if "attention_backend" in launch.options else launch.start.place
+        )
         yield Hit(place, f"attention backend {backend} does not declare batch invariance", backend)
 
 
@@ -206,7 +208,7 @@ RULES = (
         engine="vllm",
         severity=Severity.WARNING,
         title="vLLM without its batch-invariant mode",
-        why="Without it a request's bits depend on what else is in the batch: 111 of 1000 completions were unique on 8B.",
+        why="Without it a request's bits depend on what else is in the batch: 111 of 1000 completions differed on 8B.",
         mend="Set VLLM_BATCH_INVARIANT=1 before vLLM is imported.",
         facts="measured on an H200 with 0.26.0: one prompt 1000 times at temperature 0",
         launch=find_missing,

@@ -10,8 +10,8 @@ import numpy as np
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Model, ModelConfig
 from engines.bundled.kernels.build import COMPILERS
-from engines.bundled.kernels.isa import ISAS, resolve_isa
 from engines.bundled.kernels.interface import KernelError
+from engines.bundled.kernels.isa import ISAS, resolve_isa
 from engines.bundled.kernels.library import load
 
 CONFIG = EngineConfig(

@@ -4,8 +4,8 @@ import numpy as np
 from arithmetic_cases import options, pages_for, step, tiny_model, tokens
 
 from engines.bundled.arithmetic import open_arithmetic
-from engines.bundled.kernels.interface import KernelError
 from engines.bundled.arithmetic.native import NativeArithmetic
+from engines.bundled.kernels.interface import KernelError
 
 
 def native(model, **changes) -> NativeArithmetic:

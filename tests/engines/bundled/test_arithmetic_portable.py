@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -97,10 +98,7 @@ def test_contexts_over_several_key_chunks():
     ids = tokens(5, 600)
     at_once = opened(model, threads=2).forward(step([(0, 0, ids)], pages_for()))
     pieces, chunked = (0, 100, 101, 355, 357, 512, 600), opened(model, page_size=8)
-    found = [
-        chunked.forward(step([(0, a, ids[a:b])], pages_for(seed=3)))
-        for a, b in zip(pieces[:-1], pieces[1:], strict=True)
-    ]
+    found = [chunked.forward(step([(0, a, ids[a:b])], pages_for(seed=3))) for a, b in pairwise(pieces)]
     assert same(np.concatenate(found), at_once)
 
 
@@ -190,7 +188,9 @@ def test_wrong_weights_are_all_named():
     del weights["model.norm.weight"]
     weights["model.layers.1.mlp.up_proj.weight"] = np.zeros((3, 64), np.float32)
     broken = Model(name="broken", config=model.config, weights=weights, digest="")
-    words = r"model broken: .*layers\.1\.mlp\.up_proj\.weight: expected \(160, 64\).*got \(3, 64\).*norm.weight: missing"
+    words = (
+        r"model broken: .*layers\.1\.mlp\.up_proj\.weight: expected \(160, 64\).*got \(3, 64\).*norm.weight: missing"
+    )
     for arithmetic in ("portable", "native"):
         with pytest.raises(ValueError, match=words):
             open_arithmetic(broken, options(arithmetic=arithmetic))

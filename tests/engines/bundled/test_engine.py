@@ -126,18 +126,19 @@ def test_a_forced_path_reports_what_the_sampler_would_have_picked():
     assert bent.positions[0].logprob != natural.positions[0].logprob
 
 
-def test_forced_tokens_count_as_output_for_penalties():
-    sampling = greedy(presence_penalty=1000.0, max_tokens=4)
-    free = run_one(request("a", [1], sampling))
-    forced = run_one(request("a", [1], sampling, forced=(free.tokens[1], 9, 9, 9)))
-    assert forced.positions[2].pick != 9
-    unpenalised = run_one(request("a", [1], greedy(max_tokens=4), forced=(9, 9, 9, 9)))
-    biased = run_one(
-        request("a", [1], greedy(max_tokens=2, logit_bias=((9, 500.0),), presence_penalty=1000.0), forced=(9, 9))
+def test_forced_tokens_and_not_the_picks_count_as_output_for_penalties():
+    """`first` would not be picked at first, and would be picked right after itself were it not penalised."""
+    logits = ScriptedArithmetic(SMALL, options())._logits
+    prompt, first = next(
+        (p, t) for p in range(60) for t in range(60) if logits((p, t)).argmax() == t != logits((p,)).argmax()
     )
-    assert biased.positions[0].pick == 9
-    assert biased.positions[1].pick != 9
-    assert unpenalised.positions[0].token == 9
+    plain, penalised = (
+        run_one(request("a", [prompt], greedy(presence_penalty=penalty), forced=(first, first)))
+        for penalty in (0.0, 1000.0)
+    )
+    assert plain.positions[1].pick == first
+    assert penalised.positions[1].pick != first
+    assert penalised.positions[0].pick == plain.positions[0].pick != first
 
 
 def test_a_forced_path_is_followed_past_stop_tokens_and_ends_where_it_ends():

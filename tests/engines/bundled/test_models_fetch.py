@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 
 import pytest
@@ -103,6 +104,7 @@ def test_one_builds_and_the_others_wait(tmp_path):
     def build():
         with building(tmp_path / "target") as draft:
             if draft is not None:
+                time.sleep(0.2)  # long enough for the others to find nothing
                 (draft / "whole").write_text("yes")
                 built.append(draft)
 

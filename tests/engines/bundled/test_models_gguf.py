@@ -13,8 +13,8 @@ from engines.bundled.models.gguf_file import GgufFile, _gguf_name
 from engines.bundled.models.tiny import CONFIG, TinySource
 
 LETTERS = sorted(ByteLevel.alphabet())
-MERGES = ["h e", "l l", "he ll", "hell o"]
-TOKENS = [*LETTERS, "he", "ll", "hell", "hello", "<|im_start|>", "<|im_end|>"]
+MERGES = ["h e", "l l", "he ll", "hell o", "4 2"]
+TOKENS = [*LETTERS, "he", "ll", "hell", "hello", "42", "<|im_start|>", "<|im_end|>"]
 TOKENS += [f"<unused{i}>" for i in range(CONFIG.vocab_size - len(TOKENS))]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}:{{ m['content'] }}<|im_end|>{% endfor %}<|im_start|>"
 Q8_0, F16 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16
@@ -39,7 +39,7 @@ def stored(name, tensor):
     return tensor
 
 
-def write(path, metadata=None, kinds=None, extra=()):
+def write(path, metadata=None, kinds=None, extra=(), merges=MERGES):
     """A GGUF of the tiny model. `metadata` replaces or (None) removes keys; `kinds` maps name parts to types."""
     writer = gguf.GGUFWriter(path, "llama")
     values = {
@@ -47,7 +47,7 @@ def write(path, metadata=None, kinds=None, extra=()):
         "llama.feed_forward_length": 176, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
         "llama.rope.freq_base": 10000.0, "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.chat_template": TEMPLATE,
-        "tokenizer.ggml.bos_token_id": 260, "tokenizer.ggml.eos_token_id": 261, **(metadata or {}),
+        "tokenizer.ggml.bos_token_id": 261, "tokenizer.ggml.eos_token_id": 262, **(metadata or {}),
     }  # fmt: skip
     for key, value in values.items():
         if isinstance(value, str):
@@ -58,7 +58,7 @@ def write(path, metadata=None, kinds=None, extra=()):
             writer.add_uint32(key, value)
     writer.add_token_list(TOKENS)
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in TOKENS])
-    writer.add_token_merges(MERGES)
+    writer.add_token_merges(merges)
     for name, tensor in [*TinySource().model().weights.items(), *extra]:
         add(writer, name, stored(name, tensor), kinds or {})
     writer.write_header_to_file()
@@ -88,7 +88,7 @@ def test_float32_comes_back_bit_for_bit_and_rows_in_hugging_face_order(tmp_path)
 
 def test_the_shape_comes_from_the_metadata(tmp_path):
     config = open_source(str(write(tmp_path / "tiny.gguf"))).config()
-    assert (config.max_position_embeddings, config.rms_norm_eps, config.eos_token_ids) == (2048, 1e-5, (261,))
+    assert (config.max_position_embeddings, config.rms_norm_eps, config.eos_token_ids) == (2048, 1e-5, (262,))
     assert (config.num_key_value_heads, config.head_dim, config.vocab_size) == (2, 16, 512)
     assert config.tie_word_embeddings
 
@@ -148,19 +148,32 @@ def test_a_full_check_finds_a_flipped_bit_and_a_quick_one_a_missing_byte(tmp_pat
 def test_the_tokenizer_merges_splits_digits_and_knows_its_specials(tmp_path):
     tokenizer = open_source(str(write(tmp_path / "x.gguf"))).tokenizer()
     assert tokenizer.encode("hello") == (TOKENS.index("hello"),)
-    assert tokenizer.encode("<|im_end|>") == (261,)
-    assert len(tokenizer.encode("42")) == 2
+    assert tokenizer.encode("<|im_end|>") == (262,)
+    assert tokenizer.encode("42") == (TOKENS.index("4"), TOKENS.index("2"))
     assert tokenizer.decode(tokenizer.encode("hello wörld 42")) == "hello wörld 42"
-    assert tokenizer.encode_chat([("user", "hello")])[0] == 260
+    assert tokenizer.encode_chat([("user", "hello")])[0] == 261
     assert (
         tokenizer.decode(tokenizer.encode_chat([("user", "hello")])) == "<|im_start|>user:hello<|im_end|><|im_start|>"
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    [("smollm", ["hell", "o", "4", "2"]), ("gpt-2", ["hell", "o", "42"]), ("llama-bpe", ["hello", "42"])],
+)
+def test_every_pre_tokenizer_splits_in_its_own_way(tmp_path, kind, pieces):
+    """Without the merge to "hello", llama-bpe alone takes the whole word, for the vocabulary holds it."""
+    path = write(tmp_path / "x.gguf", {"tokenizer.ggml.pre": kind}, merges=[*MERGES[:-2], MERGES[-1]])
+    assert open_source(str(path)).tokenizer().encode("hello42") == tuple(TOKENS.index(piece) for piece in pieces)
+
+
 REFUSED = [
     ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is 'yarn'; supported: 'none'"),
     ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama'; supported: 'gpt2'"),
-    ({"tokenizer.ggml.pre": "qwen2"}, "tokenizer.ggml.pre is 'qwen2'; supported: default, gpt-2, llama-bpe, smollm"),
+    ({"tokenizer.ggml.pre": "qwen2"}, "tokenizer.ggml.pre is 'qwen2'; supported: gpt-2, llama-bpe, smollm"),
+    ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is 'default'"),
+    ({"llama.rope.scale_linear": 0.25}, "llama.rope.scale_linear is 0.25; supported: 1.0"),
+    ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8; supported: the head size, 16"),
     ({"llama.block_count": None}, "metadata llama.block_count is missing"),
     ({"tokenizer.ggml.eos_token_id": None}, "metadata tokenizer.ggml.eos_token_id is missing"),
 ]

@@ -1,7 +1,7 @@
 """The page pool: nothing is handed out twice, everything comes back."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.bundled.pages import Pages
@@ -37,6 +37,7 @@ def test_the_first_handing_out_follows_the_given_order():
         Pages(4, 1, [0, 1, 2, 2])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-4, 4), max_size=60), st.integers(1, 9))
 def test_no_page_has_two_owners(moves, count):
     """A positive move takes that many pages, a negative one gives the oldest holding back."""

@@ -39,6 +39,8 @@ template <int QT>
 DEVICE void score_tile(const AttentionArguments& a) {
   SHARED(float, q);  // [QT][DIM] scaled queries, then [QT][8] maxima of warps
   float* top = q + QT * DIM;
+  let_next_start();
+  wait_previous();
   const Tile tile(a);
   const int t = threadIdx.x, key = tile.begin + t, longest = tile.length(a, tile.pairs - 1);
   if (tile.begin >= longest) return;
@@ -89,6 +91,8 @@ DEVICE void weigh_tile(const AttentionArguments& a) {
   long* base = reinterpret_cast<long*>(weight + 256 * QT);         // [256] where each key's value stands
   float* top = reinterpret_cast<float*>(base + 256);               // [QT] maximum of the pair's whole row
   int* count = reinterpret_cast<int*>(top + QT);                   // [QT] keys of this chunk that the pair sees
+  let_next_start();
+  wait_previous();
   const Tile tile(a);
   const int t = threadIdx.x, key = tile.begin + t, longest = tile.length(a, tile.pairs - 1);
   if (tile.begin >= longest) return;
@@ -153,6 +157,8 @@ KERNEL(weigh_16, AttentionArguments, 256) { weigh_tile<16>(a); }
 
 // One block per token: T over the chunks of outputs and of sums, then IEEE division.
 KERNEL(combine_chunks, AttentionArguments, 256) {
+  let_next_start();
+  wait_previous();
   const int m = a.first_row + blockIdx.x, chunks = a.position[m] / a.key_chunk + 1;
   for (int i = threadIdx.x; i < HEADS * DIM; i += 256) {
     const long index = (static_cast<long>(blockIdx.x) * HEADS + i / DIM) * a.chunks;

@@ -35,6 +35,8 @@ DEVICE void few_rows(const LinearArguments& a) {
   float4 next[4], now[4];
 #pragma unroll
   for (int u = 0; u < 4; u++) next[u] = weight4(w + u * 32);
+  let_next_start();
+  wait_previous();
   for (int i = t; i < R * (a.K / 4); i += threads) {
     const int r = i / (a.K / 4), k = i % (a.K / 4) * 4, m = least(m0 + r, a.M - 1);
     store4(xs + (r * C + k / a.width) * padded + k % a.width, load4(a.x + static_cast<long>(m) * a.K + k));
@@ -65,7 +67,7 @@ DEVICE void few_rows(const LinearArguments& a) {
 }
 KERNEL(few_rows_1, LinearArguments, 1024) { few_rows<1>(a); }
 KERNEL(few_rows_2, LinearArguments, 1024) { few_rows<2>(a); }
-KERNEL(few_rows_4, LinearArguments, 1024) { few_rows<4>(a); }
+KERNEL(few_rows_4, LinearArguments, 512) { few_rows<4>(a); }
 KERNEL(few_rows_8, LinearArguments, 512) { few_rows<8>(a); }
 
 // ---- many rows: register tiles over a ring of shared-memory stages -----------------------------------------------------
@@ -114,6 +116,7 @@ DEVICE void many_rows(const LinearArguments& a) {
     commit_copies();
   };
   clear();
+  wait_previous();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) fetch(first + s * BK, s);
   int slot = 0, left = a.width;
@@ -154,6 +157,7 @@ DEVICE void many_rows(const LinearArguments& a) {
       clear();
     }
   }
+  let_next_start();
   while (depth > 0) merge();
   const int parts = ceil_div(C, a.share);
   if (parts == 1) {

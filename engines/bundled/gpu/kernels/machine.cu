@@ -7,11 +7,11 @@
 #else
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
+#define INFINITY __int_as_float(0x7f800000)
 #define DEVICE __device__ __forceinline__
-#define KERNEL(name, Arguments, threads) extern "C" __global__ void __launch_bounds__(threads) name(const Arguments a)
-#define SHARED(T, name)                                  \
-  extern __shared__ __align__(128) unsigned char bytes[]; \
-  T* name = reinterpret_cast<T*>(bytes)
+#define KERNEL(name, Arguments, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name(const Arguments a)
+extern __shared__ __align__(128) unsigned char shared_memory[];
+#define SHARED(T, name) T* name = reinterpret_cast<T*>(shared_memory)
 #endif
 
 DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -34,6 +34,7 @@ DEVICE void store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 
 // Values that other blocks of this launch wrote: past the first-level cache.
 DEVICE float fresh(const float* p) { return __ldcg(p); }
+DEVICE float4 fresh4(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
 
 // Weights: read once, not kept in the first-level cache.
 DEVICE float4 weight4(const float* p) {

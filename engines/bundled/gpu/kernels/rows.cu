@@ -6,6 +6,7 @@ struct PackArguments {
   int N, K, padded;
 };
 KERNEL(pack, PackArguments, 256) {
+  wait_previous();
   const long size = static_cast<long>(a.padded) * a.K;
   for (long i = static_cast<long>(blockIdx.x) * 256 + threadIdx.x; i < size; i += static_cast<long>(gridDim.x) * 256) {
     const int k = i & 3, c = i >> 2 & 7;
@@ -20,6 +21,7 @@ struct EmbedArguments {
   float* out;  // (M, HIDDEN)
 };
 KERNEL(embed, EmbedArguments, 128) {
+  wait_previous();
   for (int k = threadIdx.x * 4; k < HIDDEN; k += 512)
     store4(a.out + static_cast<long>(blockIdx.x) * HIDDEN + k,
            load4(a.table + static_cast<long>(a.token[blockIdx.x]) * HIDDEN + k));
@@ -47,6 +49,8 @@ struct NormArguments {
 KERNEL(rms_norm, NormArguments, 128) {
   SHARED(float, x);
   const int t = threadIdx.x, m = blockIdx.x;
+  let_next_start();
+  wait_previous();
   const float* from = a.x + static_cast<long>(a.gathered ? a.row[m] : m) * HIDDEN;
   for (int k = t * 4; k < HIDDEN; k += 512) store4(x + k, load4(from + k));
   __syncthreads();
@@ -67,6 +71,8 @@ struct RopeArguments {
   int pages;
 };
 KERNEL(rope_store, RopeArguments, 128) {
+  let_next_start();
+  wait_previous();
   const int m = blockIdx.x, position = a.position[m];
   const int* table = a.table + static_cast<long>(a.sequence[m]) * a.pages;
   const float* angle = a.cos_sin + static_cast<long>(position) * DIM;
@@ -100,6 +106,8 @@ struct SwigluArguments {
   int M;
 };
 KERNEL(swiglu_rows, SwigluArguments, 256) {
+  let_next_start();
+  wait_previous();
   const long size = static_cast<long>(a.M) * INTER;
   for (long i = static_cast<long>(blockIdx.x) * 256 + threadIdx.x; i < size; i += static_cast<long>(gridDim.x) * 256) {
     const float* gate = a.gate_up + i / INTER * 2 * INTER + i % INTER;
@@ -113,5 +121,6 @@ struct ExpArguments {
   int n;
 };
 KERNEL(exponential, ExpArguments, 256) {
+  wait_previous();
   for (int i = blockIdx.x * 256 + threadIdx.x; i < a.n; i += gridDim.x * 256) a.out[i] = exp1(a.x[i]);
 }

@@ -1,0 +1,80 @@
+"""The bundled engine on an NVIDIA GPU: `portable` with the CPU's bits, `free` as its control, `native` by torch.
+
+It does not know requests or scheduling. Rules: nothing here imports torch unless `native` asks; what this machine lacks
+is said when the arithmetic is opened; kernels that do not give the CPU's bits on a start-up check are not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engines.bundled.batch import Arithmetic
+from engines.bundled.config import EngineConfig, Model, ModelConfig
+from engines.bundled.errors import NotSupported
+
+DEVICES = ("cpu", "cuda")
+CLUSTERS = (16, 8)  # sizes of fused decode's clusters, the preferred one first
+
+
+def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arithmetic:
+    """The arithmetic `config.arithmetic` on `device` ("cuda" or "cuda:1"): weights and KV pages go to the card.
+
+    `config.num_pages` has to be settled (see `settle_pages`). Limits on positions are those of `open_arithmetic`.
+
+    Raises:
+        NotSupported: no driver, no NVRTC, a card or a model these kernels are not written for, or a failed self-check.
+        GpuMemoryError: weights and KV pages do not fit.
+        ValueError: another arithmetic or device name, or a model whose weights do not fit its shape.
+    """
+    index = device_index(device)
+    if config.arithmetic == "native":
+        from engines.bundled.gpu.native import open_native
+
+        return open_native(model, config, index)
+    if config.arithmetic not in ("portable", "free"):
+        raise ValueError(f"arithmetic: expected portable, free or native on a GPU, got {config.arithmetic!r}")
+    from engines.bundled.gpu.start import start_kernels
+
+    return start_kernels(model, config, index)
+
+
+def settle_pages(model: ModelConfig, config: EngineConfig, weight_bytes: int, device: str) -> EngineConfig:
+    """The config with num_pages 0 replaced by what the stated fraction of the memory left after the weights holds.
+
+    Raises:
+        NotSupported: no GPU.
+        GpuMemoryError: not even one full context fits.
+    """
+    if config.num_pages:
+        return config
+    from engines.bundled.gpu.cuda import open_driver
+    from engines.bundled.gpu.interface import GpuError
+    from engines.bundled.gpu.memory import pages_in
+
+    try:
+        free = open_driver(device_index(device)).free_bytes()
+    except GpuError as error:
+        raise NotSupported(f"device={device}: {error}") from error
+    return replace(config, num_pages=pages_in(free - weight_bytes, model, config.page_size))
+
+
+def device_index(device: str) -> int:
+    """0 for "cuda", n for "cuda:n". Raises ValueError."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise ValueError(f"device: expected cuda or cuda:N, got {device!r}")
+    return int(number or 0)
+
+
+def why_not() -> str | None:
+    """Why there is no GPU arithmetic on this machine, or None where there is one."""
+    from engines.bundled.gpu.cuda import open_driver
+    from engines.bundled.gpu.interface import GpuError
+    from engines.bundled.gpu.nvrtc import Nvrtc
+
+    try:
+        open_driver()
+        Nvrtc()
+    except GpuError as error:
+        return str(error)
+    return None

@@ -1,0 +1,56 @@
+"""The argument structures of the kernels, as ctypes. Field order is that of the structures in kernels/*.cu.
+
+It does not launch. Rules: pointers come first, then ints, then floats; a missing or unknown name is an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
+_LINEAR = "x:p weight:p bias:p out:p partial:p M:i N:i K:i width:i sum:i share:i"
+_ATTENTION = (
+    "qkv:p keys:p values:p table:p sequence:p position:p tile_row:p tile_count:p scores:p maxima:p sums:p outputs:p "
+    "out:p pages:i chunks:i key_chunk:i first_row:i scale:f"
+)
+_DECODE = (
+    "base:p parts:p stream:p gain:p front:p bias:p back:p exchange:p result:p embedding:p token:p cos_sin:p keys:p "
+    "values:p table:p sequence:p position:p maxima:p sums:p outputs:p M:i pages:i eps:f scale:f"
+)
+_ROPE = "qkv:p cos_sin:p keys:p values:p table:p sequence:p position:p pages:i"
+FIELDS: dict[str, str] = {
+    "pack": "weight:p out:p N:i K:i padded:i",
+    "embed": "table:p token:p out:p",
+    "rms_norm": "x:p gain:p row:p out:p gathered:i eps:f",
+    "rope_store": _ROPE,
+    "swiglu_rows": "gate_up:p out:p M:i",
+    "exponential": "x:p out:p n:i",
+    **{f"few_rows_{rows}": _LINEAR for rows in (1, 2, 4, 8)},
+    **{f"many_rows_{tile}": _LINEAR for tile in ("64", "64x128", "128")},
+    **{f"{stage}_{size}": _ATTENTION for stage in ("scores", "weigh") for size in (4, 16)},
+    "combine_chunks": _ATTENTION,
+}
+FUSED_FIELDS: dict[str, str] = {
+    **{f"decode_{part}_{rows}": _DECODE for part in ("attention", "mlp") for rows in (1, 8)},
+    "decode_finish": "base:p parts:p gain:p row:p out:p M:i eps:f",
+}
+
+
+@cache
+def structure_of(kernel: str) -> type[ctypes.Structure]:
+    """The ctypes structure of a kernel's arguments. Raises KeyError for a kernel that does not exist."""
+    text = (FIELDS | FUSED_FIELDS)[kernel]
+    fields = [(name, _TYPES[kind]) for name, kind in (part.split(":") for part in text.split())]
+    return type(f"{kernel}_arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+def pack_arguments(kernel: str, values: Mapping[str, int | float]) -> ctypes.Structure:
+    """The filled structure. Raises ValueError for names that are missing or not the kernel's."""
+    kind = structure_of(kernel)
+    names = [field[0] for field in kind._fields_]
+    if sorted(names) != sorted(values):
+        wrong = sorted(set(names) ^ set(values))
+        raise ValueError(f"kernel {kernel}: missing or unknown arguments {', '.join(wrong)}")
+    return kind(**values)

@@ -1,0 +1,318 @@
+"""The forward pass on a GPU: `portable` with the one order of the written definition, `free` with one that follows the step.
+
+It does not know requests or sampling. Rules: the order of sums comes from an `Order` and from nothing else; kernels,
+tiles, graphs and fused launches are chosen for speed and move no bit of `portable`; log-softmax and sampling stay with the
+CPU kernels of the same definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.bundled.arithmetic.order import DEFINITION, Order, portable_order
+from engines.bundled.arithmetic.rope import rope_table
+from engines.bundled.batch import StepBatch
+from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
+from engines.bundled.gpu import fused, operators
+from engines.bundled.gpu.interface import Launch, Machine, Recording, Shape
+from engines.bundled.gpu.memory import KV_FRACTION
+from engines.bundled.gpu.operators import Linear
+from engines.bundled.gpu.order import free_order
+from engines.bundled.gpu.steps import Step, attention_blocks, attention_words, lay_out
+from engines.bundled.gpu.weights import GpuLayer, load_weights
+from engines.bundled.kernels.interface import Kernels
+from engines.bundled.kernels.library import score_scale
+
+GRAPH_TOKENS = 64  # steps of at most so many tokens run as recorded graphs
+MOST_GRAPHS = 64
+
+
+def shape_of(config: ModelConfig, page: int, cluster: int) -> Shape:
+    """The constants the kernels are compiled for."""
+    shape = Shape(
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=config.head_dim,
+        width=config.chunk_width,
+        page=page,
+        cluster=cluster,
+    )
+    operators.check_shape(shape)
+    return shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """Addresses for up to `tokens` tokens that attend to up to `chunks` chunks of `key_chunk` keys."""
+
+    tokens: int
+    words: int
+    wanted: int
+    chunks: int
+    key_chunk: int
+    inputs: int
+    hidden: int
+    normed: int
+    qkv: int
+    attended: int
+    gate_up: int
+    gated: int
+    logits: int
+    scores: int
+    maxima: int
+    sums: int
+    outputs: int
+
+
+class GpuArithmetic:
+    """Weights, KV pages and kernels of one lifetime on one machine; implements `batch.Arithmetic`."""
+
+    def __init__(self, model: Model, config: EngineConfig, machine: Machine, shape: Shape, kernels: Kernels) -> None:
+        """Raises GpuMemoryError when weights and KV pages do not fit."""
+        c = model.config
+        self.name = config.arithmetic
+        self.definition = DEFINITION if self.name == "portable" else 0
+        self.machine, self.shape = machine, shape
+        self.fused_steps = self.graph_steps = self.steps = 0
+        self.use_fused = shape.cluster > 0 and self.name == "portable"
+        self.use_graphs = True
+        self.pool_pages = config.num_pages
+        self._model, self._config, self.kernels = c, config, kernels
+        positions = min(c.max_position_embeddings, config.num_pages * config.page_size)
+        self.pitch = -(-positions // config.page_size)
+        self.weights = load_weights(
+            machine, model, config.num_pages * config.page_size * c.num_key_value_heads * c.head_dim
+        )
+        table = rope_table(positions, c.head_dim, c.rope_theta)
+        self._cos_sin = machine.allocate(table.size)
+        machine.upload(self._cos_sin, table)
+        self._partial = machine.allocate(operators.PARTIAL_FLOATS)
+        self._linked = shape.cluster > 0 or bool(machine.facts.get("gpu_linked", False))
+        self._buffers: Buffers | None = None
+        self._graphs: dict[tuple[object, ...], Recording] = {}
+        self._fused = (
+            fused.FusedBuffers(**{name: machine.allocate(n) for name, n in fused.sizes(shape).items()})
+            if shape.cluster
+            else None
+        )
+
+    def forward(self, batch: StepBatch) -> Float32:
+        order = self._order(batch)
+        step = lay_out(batch, self.shape, self.pitch, order.key_chunk)
+        buffers = self._room(step, order)
+        self.machine.upload(buffers.inputs, step.words)
+        is_fused = self.use_fused and fused.step_fits(step, batch.position.tolist(), self.shape)
+        self._run(step, order, buffers, is_fused)
+        logits = np.empty((step.wanted, self._model.vocab_size), np.float32)
+        self.machine.download(buffers.logits, logits)
+        self.steps += 1
+        self.fused_steps += is_fused
+        return logits
+
+    def launches(self, step: Step, order: Order, is_fused: bool) -> list[Launch]:
+        """All launches of a step whose words are uploaded."""
+        buffers = self._room(step, order)
+        if is_fused:
+            return self._fused_launches(step, order, buffers)
+        return self._separate_launches(step, order, buffers)
+
+    def _run(self, step: Step, order: Order, buffers: Buffers, is_fused: bool) -> None:
+        if not self.use_graphs or step.tokens > GRAPH_TOKENS:
+            for launch in self.launches(step, order, is_fused):
+                self.machine.launch(launch)
+            return
+        shape_key = () if is_fused else (step.chunks, len(step.tiles), step.tiles if not step.single else ())
+        key = (is_fused, step.tokens, step.wanted, buffers.inputs, buffers.logits, order, shape_key)
+        graph = self._graphs.get(key)
+        if graph is None:
+            if len(self._graphs) >= MOST_GRAPHS:
+                self._forget_graphs()
+            graph = self._graphs[key] = self.machine.record(self.launches(step, order, is_fused))
+        graph.replay()
+        self.graph_steps += 1
+
+    def _forget_graphs(self) -> None:
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+    def _fused_launches(self, step: Step, order: Order, b: Buffers) -> list[Launch]:
+        if self._fused is None:
+            raise ValueError("fused launches: these kernels were compiled without them")
+        inputs = fused.FusedInputs(
+            token=b.inputs,
+            sequence=b.inputs + 4 * step.tokens,
+            position=b.inputs + 8 * step.tokens,
+            wanted=b.inputs + 12 * step.tokens,
+            table=b.inputs + 4 * step.table_offset,
+            cos_sin=self._cos_sin,
+            pitch=step.pitch,
+            eps=self._model.rms_norm_eps,
+            scale=score_scale(self.shape.dim),
+        )
+        launches = fused.decode_launches(self.shape, self.weights, self._fused, inputs, step.tokens)
+        if step.wanted:
+            launches.append(
+                fused.finish(
+                    self.shape, self.weights, self._fused, inputs, step.tokens, step.wanted, b.normed
+                )
+            )
+            launches.append(self._head(step, order, b))
+        return launches
+
+    def _separate_launches(self, step: Step, order: Order, b: Buffers) -> list[Launch]:
+        launches = [operators.embed(self.weights.embedding, b.inputs, b.hidden, step.tokens)]
+        for layer in self.weights.layers:
+            launches += self._layer(step, order, b, layer)
+        if step.wanted:
+            eps, wanted = self._model.rms_norm_eps, b.inputs + 12 * step.tokens
+            launches.append(
+                operators.rms_norm(self.shape, b.hidden, self.weights.norm, b.normed, step.wanted, eps, wanted)
+            )
+            launches.append(self._head(step, order, b))
+        return launches
+
+    def _head(self, step: Step, order: Order, b: Buffers) -> Launch:
+        return self._linear(
+            b.normed, self.weights.head, b.logits, step.wanted, self._model.vocab_size, self.shape.hidden, order.head
+        )
+
+    def _layer(self, step: Step, order: Order, b: Buffers, layer: GpuLayer) -> list[Launch]:
+        s, rows, eps = self.shape, step.tokens, self._model.rms_norm_eps
+        qkv, attended = (s.heads + 2 * s.kv_heads) * s.dim, s.heads * s.dim
+        return [
+            operators.rms_norm(s, b.hidden, layer.attention_norm, b.normed, rows, eps),
+            self._linear(b.normed, layer.qkv, b.qkv, rows, qkv, s.hidden, order.qkv, bias=layer.qkv_bias),
+            self._rope(step, b, layer),
+            *self._attention(step, order, b, layer),
+            self._linear(
+                b.attended, layer.attention_out, b.hidden, rows, s.hidden, attended, order.attention_out, add=True
+            ),
+            operators.rms_norm(s, b.hidden, layer.mlp_norm, b.normed, rows, eps),
+            self._linear(b.normed, layer.gate_up, b.gate_up, rows, 2 * s.inner, s.hidden, order.gate_up),
+            operators.swiglu(s, b.gate_up, b.gated, rows),
+            self._linear(b.gated, layer.down, b.hidden, rows, s.hidden, s.inner, order.down, add=True),
+        ]
+
+    def _linear(
+        self, x: int, weight: int, out: int, rows: int, outputs: int, inputs: int, width: int,
+        *, bias: int = 0, add: bool = False,
+    ) -> Launch:  # fmt: skip
+        op = Linear(
+            x=x, weight=weight, out=out, rows=rows, outputs=outputs, inputs=inputs, width=width, bias=bias, add=add
+        )
+        return operators.linear(op, self._partial, self._linked)
+
+    def _rows(self, step: Step, b: Buffers) -> dict[str, int | float]:
+        return {
+            "table": b.inputs + 4 * step.table_offset,
+            "sequence": b.inputs + 4 * step.tokens,
+            "position": b.inputs + 8 * step.tokens,
+            "pages": step.pitch,
+        }
+
+    def _rope(self, step: Step, b: Buffers, layer: GpuLayer) -> Launch:
+        return Launch(
+            kernel="rope_store", grid=(step.tokens, 1, 1), block=128, shared=0,
+            arguments={**self._rows(step, b), "qkv": b.qkv, "cos_sin": self._cos_sin,
+                       "keys": layer.keys, "values": layer.values},
+        )  # fmt: skip
+
+    def _attention(self, step: Step, order: Order, b: Buffers, layer: GpuLayer) -> list[Launch]:
+        small = step.single and self.shape.heads // self.shape.kv_heads <= 4
+        launches: list[Launch] = []
+        for begin, end in attention_blocks(step, self.shape, order.key_chunk):
+            first, (last, count) = step.tiles[begin][0], step.tiles[end - 1]
+            tiles = b.inputs + 4 * (step.tile_offset + begin)
+            arguments = {
+                **self._rows(step, b), "qkv": b.qkv, "keys": layer.keys, "values": layer.values,
+                "tile_row": tiles, "tile_count": tiles + 4 * len(step.tiles), "scores": b.scores,
+                "maxima": b.maxima, "sums": b.sums, "outputs": b.outputs, "out": b.attended,
+                "chunks": step.chunks, "key_chunk": order.key_chunk, "first_row": first,
+                "scale": score_scale(self.shape.dim),
+            }  # fmt: skip
+            size = 4 if small else operators.QUERIES
+            launches += operators.attend(self.shape, arguments, step.chunks, end - begin, last + count - first, size)
+        return launches
+
+    def _room(self, step: Step, order: Order) -> Buffers:
+        """Buffers that hold this step; larger ones replace them, and the graphs over the old ones are forgotten."""
+        b = self._buffers
+        attention = attention_words(step.tokens, self.shape, step.chunks, order.key_chunk) * step.chunks
+        if (
+            b is not None
+            and step.tokens <= b.tokens
+            and len(step.words) <= b.words
+            and step.wanted <= b.wanted
+            and order.key_chunk <= b.key_chunk
+            and attention <= b.chunks
+        ):
+            return b
+        self._forget_graphs()
+        self._buffers = self._new_buffers(step, order, attention)
+        return self._buffers
+
+    def _new_buffers(self, step: Step, order: Order, attention: int) -> Buffers:
+        s, old = self.shape, self._buffers
+        most = min(self._config.max_num_batched_tokens, GRAPH_TOKENS)
+        tokens = max(step.tokens, most, old.tokens if old else 0)
+        words = max(len(step.words), 6 * most + self._config.max_num_seqs * self.pitch, old.words if old else 0)
+        wanted = max(step.wanted, min(tokens, self._config.max_num_seqs), old.wanted if old else 0)
+        units = max(attention, old.chunks if old else 0) * s.heads
+        key_chunk = max(order.key_chunk, old.key_chunk if old else 0, 256)
+        sizes = {
+            "inputs": words,
+            "hidden": tokens * s.hidden,
+            "normed": tokens * s.hidden,
+            "qkv": tokens * (s.heads + 2 * s.kv_heads) * s.dim,
+            "attended": tokens * s.heads * s.dim,
+            "gate_up": tokens * 2 * s.inner,
+            "gated": tokens * s.inner,
+            "logits": wanted * self._model.vocab_size,
+            "scores": units * key_chunk,
+            "maxima": units,
+            "sums": units,
+            "outputs": units * s.dim,
+        }
+        if old is not None:
+            for name in sizes:
+                self.machine.release(getattr(old, name))
+        addresses = {name: self.machine.allocate(size) for name, size in sizes.items()}
+        return Buffers(
+            tokens=tokens, words=words, wanted=wanted, chunks=units // s.heads, key_chunk=key_chunk, **addresses
+        )
+
+    def log_softmax(self, logits: Float32) -> Float32:
+        return self.kernels.log_softmax(logits, self._config.threads)
+
+    def describe(self) -> dict[str, str | int | float | bool]:
+        portable, order = self.name == "portable", portable_order(self._model)
+        return {
+            "arithmetic": self.name,
+            "definition": self.definition,
+            "device": "cuda",
+            "backend": "gpu kernels",
+            "backend_reason": "device=cuda",
+            "isa": self.kernels.isa,
+            "compiler": self.kernels.compiler,
+            "kernels_digest": self.kernels.digest,
+            "threads": self._config.threads,
+            "threads_seen": self.kernels.threads_seen(),
+            "chunk_width": order.qkv if portable else "follows the step",
+            "key_chunk": order.key_chunk if portable else "follows the step",
+            "tuning": self._config.tuning,
+            "kv_fraction": KV_FRACTION,
+            "gpu_fused": f"clusters of {self.shape.cluster}" if self.use_fused else "none",
+            "gpu_graphs": f"steps of up to {GRAPH_TOKENS} tokens" if self.use_graphs else "none",
+            **self.machine.facts,
+        }
+
+    def _order(self, batch: StepBatch) -> Order:
+        if self.name == "portable":
+            return portable_order(self._model)
+        longest = int(batch.position.max()) + 1
+        return free_order(self._model, rows=len(batch.token), longest=longest, tuning=self._config.tuning)

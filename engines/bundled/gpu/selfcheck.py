@@ -1,0 +1,92 @@
+"""Whether this machine's kernels give the CPU's bits, asked each time an arithmetic is opened.
+
+It does not choose kernels. Rules: data includes subnormal numbers, which a flushing machine gets wrong; one differing
+element is a failure that names the operator; fused decode must agree with the separate operators on the model's own
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engines.bundled.arithmetic.order import KEY_CHUNK
+from engines.bundled.batch import StepBatch
+from engines.bundled.config import Float32
+from engines.bundled.gpu.cases import Kind, Operators, Pair, hashed
+from engines.bundled.gpu.interface import GpuError, Machine, Shape
+from engines.bundled.gpu.operators import Tuning
+from engines.bundled.gpu.portable import GpuArithmetic
+from engines.bundled.kernels.interface import Kernels
+
+KINDS: tuple[Kind, ...] = ("uniform", "wide", "subnormal")
+KERNELS = (*(f"few_rows_{rows}" for rows in (1, 2, 4, 8)), *(f"many_rows_{tile}" for tile in ("64", "64x128", "128")))
+
+
+def check_arithmetic(arithmetic: GpuArithmetic) -> None:
+    """Raises GpuError naming the first operator whose bits differ from the CPU's."""
+    for pair in operator_pairs(arithmetic.machine, arithmetic.shape, arithmetic.kernels):
+        if pair.differing:
+            raise GpuError(
+                f"self-check: {pair.name} differs from the CPU's kernels in {pair.differing} of {pair.cpu.size} "
+                "elements; this card, driver or compiler does not compute the written definition; use device=cpu"
+            )
+    check_fused(arithmetic)
+
+
+def operator_pairs(machine: Machine, shape: Shape, kernels: Kernels) -> Iterator[Pair]:
+    """Every kernel on small data: all tiles and splits of linear layers, norm, activation, exp, attention."""
+    ops, width = Operators(machine, shape, kernels), shape.width
+    for kind in KINDS:
+        x, weight = hashed((19, 3 * width + 16), 1, kind), hashed((72, 3 * width + 16), 2, kind)
+        for kernel in KERNELS:
+            for share in (1, 4):
+                tuning = Tuning(kernel=kernel, share=share)
+                yield ops.linear(f"linear {kernel} share {share} on {kind} data", x, weight, width, tuning, share == 4)
+        gain = hashed((shape.hidden,), 3)
+        yield ops.rms_norm(f"rms_norm on {kind} data", hashed((3, shape.hidden), 4, kind), gain, 1e-5)
+        yield ops.swiglu(f"swiglu on {kind} data", hashed((2, 2 * shape.inner), 5, kind))
+        yield ops.exponential(f"exp on {kind} data", hashed((1000,), 6, kind))
+    yield ops.exponential("exp of -120 to 120", hashed((4000,), 7, "uniform", 120.0))
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.dim
+    lengths = (KEY_CHUNK + 21, 37)
+    yield ops.attention("attention", hashed((sum(lengths), qkv), 8, "uniform", 3.0), lengths, 1e4, KEY_CHUNK)
+    yield ops.attention("attention on subnormal data", hashed((37, qkv), 9, "subnormal"), (37,), 1e4, KEY_CHUNK)
+
+
+def check_fused(arithmetic: GpuArithmetic) -> None:
+    """Raises GpuError when a fused decode step differs from the same step by separate operators."""
+    shape = arithmetic.shape
+    if not arithmetic.use_fused:
+        return
+    for rows in (1, min(3, arithmetic.pool_pages)):
+        logits = [_decode(arithmetic, rows, use) for use in (False, True)]
+        differing = np.count_nonzero(logits[0].view(np.int32) != logits[1].view(np.int32))
+        if differing:
+            raise GpuError(
+                f"self-check: fused decode of {rows} rows with clusters of {shape.cluster} differs from the separate "
+                f"operators in {differing} of {logits[0].size} logits"
+            )
+
+
+def _decode(arithmetic: GpuArithmetic, rows: int, use_fused: bool) -> Float32:
+    """Logits of `rows` new tokens behind prefixes of 1 to `rows` tokens, on the first pages of the pool."""
+    before, use_graphs = arithmetic.use_fused, arithmetic.use_graphs
+    arithmetic.use_fused, arithmetic.use_graphs = use_fused, False
+    try:
+        for position in range(min(3, arithmetic.shape.page)):
+            logits = arithmetic.forward(_step(rows, position))
+    finally:
+        arithmetic.use_fused, arithmetic.use_graphs = before, use_graphs
+    return logits
+
+
+def _step(rows: int, position: int) -> StepBatch:
+    return StepBatch(
+        token=np.arange(1, rows + 1, dtype=np.int32) + position,
+        sequence=np.arange(rows, dtype=np.int32),
+        position=np.full(rows, position, np.int32),
+        page_table=np.arange(rows, dtype=np.int32)[:, None],
+        wanted=np.arange(rows, dtype=np.int32),
+    )

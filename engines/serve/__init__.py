@@ -1,0 +1,1 @@
+"""`samebits serve`: the bundled engine behind an OpenAI-compatible HTTP server."""

@@ -1,0 +1,38 @@
+"""Checks what a cell requires against this machine. It knows the host, and no engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Sequence
+
+from harness.cell import Requires
+
+
+def unmet_requirement(requires: Requires, engine: str, cores: int) -> str | None:
+    """Why the cell cannot run here, or None."""
+    if requires.engines and engine not in requires.engines:
+        return f"the cell is for {', '.join(requires.engines)}, the engine is {engine}"
+    for package in requires.packages:
+        if importlib.util.find_spec(package) is None:
+            return f"package {package!r} is not installed"
+    for program in requires.programs:
+        if shutil.which(program) is None:
+            return f"program {program!r} is not on the PATH"
+    if requires.cores > cores:
+        return f"{requires.cores} cores are needed, {cores} are usable"
+    if requires.accelerators:
+        return f"{requires.accelerators} accelerator(s) needed; this engine and host show none"
+    return _missing_flags(requires.cpu_flags)
+
+
+def _missing_flags(flags: Sequence[str]) -> str | None:
+    if not flags:
+        return None
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - one line of a proc file
+            present = next((set(line.split()) for line in file if line.startswith(("flags", "Features"))), set())
+    except OSError as error:
+        return f"CPU flags {', '.join(flags)} cannot be checked: {error.strerror}"
+    missing = [flag for flag in flags if flag not in present]
+    return f"this CPU lacks {', '.join(missing)}" if missing else None
