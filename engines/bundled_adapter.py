@@ -36,6 +36,7 @@ _AXES: dict[str, tuple[str, ...]] = {
     "order": (),
     "arrivals": (),
     "seed": (),
+    "server_history": (),
     "max_num_seqs": ("config.max_num_seqs", "resolved.max_num_seqs", "resolved.num_pages"),
     "max_num_batched_tokens": ("config.max_num_batched_tokens", "resolved.max_num_batched_tokens"),
     "page_size": ("config.page_size", "resolved.page_size", "resolved.num_pages"),
@@ -55,6 +56,8 @@ _AXES: dict[str, tuple[str, ...]] = {
         "arithmetic.*",
     ),
 }
+
+_UNSUPPORTED = {"cached_prefix": "the bundled engine has no prefix cache yet: every prompt is computed in full"}
 
 
 class BundledAdapter:
@@ -88,8 +91,10 @@ class BundledAdapter:
         return {mode: {"arithmetic": arithmetic} for mode, arithmetic in sorted(_MODES.items())}
 
     def axes(self) -> Mapping[str, AxisSupport]:
-        """Every axis this engine can vary."""
-        return {name: AxisSupport(fields=fields) for name, fields in sorted(_AXES.items())}
+        """Every axis this engine can vary, and the reason for one that it cannot."""
+        varied = {name: AxisSupport(fields=fields) for name, fields in _AXES.items()}
+        refused = {name: AxisSupport(unsupported=reason) for name, reason in _UNSUPPORTED.items()}
+        return dict(sorted({**varied, **refused}.items()))
 
     def strongest_rule(self) -> Rule:
         """Logits can be digested at every position."""

@@ -19,7 +19,7 @@ from harness.schedules import SCHEDULES, value_mistake
 SCHEMA = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 ControlKind = Literal["mode", "variant", "fault", "planted", "none"]
-PLANTED = ("one-ulp",)
+PLANTED = ("least",)  # the least difference that the rule must find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def _read_axis(reader: Reader) -> tuple[Axis | None, Scalar, tuple[Scalar, ...]]
 def _check_environment(reader: Reader, axis: Axis, replay: str | None, control: Control) -> None:
     """What a cell whose reference is a baseline cannot ask for."""
     if replay == "golden":
-        reader.mistake("replay", f"the reference of axis {axis.name!r} is a baseline, which is natural; expected 'natural'")
+        reader.mistake("replay", f"expected 'natural': the reference of axis {axis.name!r} is a baseline, which is natural")
     if control.kind not in ("mode", "variant", "none"):
         reader.mistake("control", f"axis {axis.name!r} takes a control by mode or variant, got {control.kind}")
 

@@ -223,13 +223,14 @@ def _observe(engine: str, model: str, settings: Mapping[str, Scalar]) -> object:
 def _attach() -> None:
     from harness.approval.cli import approve_command, cosign_command
     from harness.baseline.cli import baseline_commands
+    from harness.baseline.perplexity_cli import perplexity_commands
     from harness.corpus_cli import corpus_commands
     from harness.fingerprint_cli import build_command
     from harness.release.cli import release_commands
 
     commands.add_command(corpus_commands)
     commands.add_command(build_command(_subject_fields))
-    for command in (baseline_commands, approve_command, cosign_command, *release_commands):
+    for command in (baseline_commands, perplexity_commands, approve_command, cosign_command, *release_commands):
         commands.add_command(command)
 
 

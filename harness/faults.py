@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.engine import Replay, Rule
 from harness.judged import find_judged
 from harness.traces import NO_TOKEN, Float32, Int32, Int64, PositionTable, RequestTable, StepTable, Traces
 
@@ -24,10 +25,12 @@ class Place(NamedTuple):
     column: int = 0
 
 
-def plant_one_ulp(traces: Traces) -> Traces:
-    """One ulp in the first judged request's first chosen logprob, or in its first pick where there are no logprobs."""
+def plant_least(traces: Traces, rule: Rule, replay: Replay) -> Traces:
+    """The smallest fault that a rule must find, at the first judged position: one ulp, or another choice for ids."""
     place = Place(find_judged(traces).keys[0].id)
-    return wrong_pick(traces, place) if traces.positions.logprob is None else ulp_in_logprob(traces, place)
+    if rule in ("text", "tokens"):
+        return wrong_pick(traces, place) if replay == "golden" else wrong_token(traces, place)
+    return ulp_in_logprob(traces, place)
 
 
 def row_of(traces: Traces, place: Place) -> int:

@@ -26,7 +26,7 @@ from harness.compare import Comparison, compare, strongest_rule
 from harness.diagnose import diagnose
 from harness.engine import Replay, Rule
 from harness.expected import Expected, missing_from
-from harness.faults import plant_one_ulp
+from harness.faults import plant_least
 from harness.fingerprint import fingerprint_of, undeclared
 from harness.judged import ComparisonError, find_judged
 from harness.lifetime import Failure
@@ -296,9 +296,9 @@ def _control_outcome(pair: Pair, ran: _Arms, rule: Rule, replay: Replay) -> Cont
 
 
 def _planted(pair: Pair, arms: _Arms) -> ControlResult:
-    planted = plant_one_ulp(arms.varied.traces)
+    planted = plant_least(arms.varied.traces, pair.cell.rule, pair.cell.replay)
     result = compare(arms.reference.traces, planted, pair.cell.rule, pair.cell.replay)
-    sentence = "comparator only: one ulp planted in a stored capture"
+    sentence = "comparator only: the least fault of this rule planted in a stored capture"
     return _control_result(
         pair, sentence, fired=result.outcome == "different",
         positions=result.positions, differing=result.differing_positions,

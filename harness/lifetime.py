@@ -59,9 +59,10 @@ class LifetimeProcess:
         read, write = os.pipe()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
+            command = [sys.executable, "-P", "-m", "harness.worker", str(write)]
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-m", "harness.worker", str(write)], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                env={**os.environ, **self._environment}, pass_fds=(write,), start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **self._environment},
+                pass_fds=(write,), start_new_session=True,
             )  # fmt: skip
         os.close(write)
         self._answers = os.fdopen(read, "rb", buffering=0)

@@ -6,6 +6,7 @@ or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -178,7 +179,8 @@ def write_json(file: Path, value: Mapping[str, object]) -> None:
         aside.write_text(json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n", encoding="utf-8")
         aside.replace(file)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise OutputError(f"{file}: cannot be written: {error.strerror}; free space or choose another --out") from error
 
 

@@ -29,6 +29,7 @@ from harness.digest import judged_digest
 from harness.engine import Adapter, Engine, Field, Scalar, Work
 from harness.errors import EngineError, SamebitsError, Unsupported
 from harness.host import host_fields
+from harness.privacy import public_field
 from harness.registry import adapter
 from harness.request import Request
 from harness.schedule import Arrival, Schedule
@@ -130,7 +131,7 @@ def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field,
         fields.append(Field(name=f"work.{key}", value=value, field_class="identity", source="plan"))
     served = digest(lifetime.served) if lifetime.served else NOTHING_SERVED
     fields.append(Field(name="lineage.served", value=served, field_class="lineage", source="works served before"))
-    return tuple(sorted(fields, key=lambda field: field.name))
+    return tuple(sorted((public_field(field) for field in fields), key=lambda field: field.name))
 
 
 def _capture(lifetime: Lifetime, command: Mapping[str, object], answers: TextIO) -> dict[str, object]:

@@ -17,7 +17,7 @@ from harness.fingerprint import Fingerprint
 from harness.matrix import schema_mistake
 
 SCHEMA = 1
-WORK = ("companions", "corpus", "requests", "sampling", "schedule")  # what a variant must share with its baseline
+WORK = "work."  # fields of what a case was given to do: a variant must share them with its baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -85,5 +85,5 @@ def read_baseline(content: bytes, where: str) -> Baseline:
 
 def work_of(fingerprint: Fingerprint) -> dict[str, str]:
     """Digests of what the case was given to do."""
-    found = {name: fingerprint.field(f"work.{name}") for name in WORK}
-    return {name: str(field.value) for name, field in found.items() if field is not None}
+    given = (field for field in fingerprint.fields if field.name.startswith(WORK))
+    return {field.name.removeprefix(WORK): str(field.value) for field in given}

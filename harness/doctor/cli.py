@@ -1,7 +1,7 @@
 """`samebits doctor`: the command line over `diagnose` and `live`.
 
-It starts no engine itself: `--live` asks the callable that the composition root brings. Exit codes: 0 clean,
-1 findings, 2 usage.
+It starts no engine itself: `--live` asks the callable that the composition root brings. The command returns its exit
+code (0 clean, 1 findings) and raises UsageError (2) for what cannot be used; only click is imported before it runs.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from harness.doctor.diagnose import Diagnosis, diagnose
-from harness.doctor.finding import Finding
-from harness.doctor.live import Observe, check_observed, compare_static_live, static_settings
-from harness.doctor.render import render_json, render_sarif, render_text
-from harness.doctor.rules import RULES
-from harness.doctor.settings import DoctorSettings, find_settings, load_settings
-from harness.engine import Scalar
-from harness.errors import SamebitsError, UsageError
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.doctor.diagnose import Diagnosis
+    from harness.doctor.finding import Finding
+    from harness.doctor.live import Observe
+    from harness.doctor.settings import DoctorSettings
+    from harness.engine import Scalar
 
 Format = Literal["text", "json", "sarif"]
 
@@ -46,23 +46,23 @@ def doctor_command(observe: Observe | None = None) -> click.Command:
         engine: str,
         model: str,
         assignments: tuple[str, ...],
-    ) -> None:
+    ) -> int:
         """Is the mode you think is on really on? Reads launch scripts, containers and units; runs nothing.
 
         Exit status: 0 clean, 1 findings, 2 usage.
         """
-        try:
-            _check_usage(paths, live=live, engine=engine, model=model, assignments=assignments)
-            settings = _settings(paths, config)
-            result = diagnose(paths, settings, exclude=exclude)
-            findings = result.findings
-            if live:
-                findings = _add_live(result, settings, observe, engine, model, _assignments(assignments))
-        except SamebitsError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(error.exit_code)
+        from harness.doctor.diagnose import diagnose
+
+        _check_usage(paths, live=live, engine=engine, model=model, assignments=assignments)
+        settings = _settings(paths, config)
+        result = diagnose(paths, settings, exclude=exclude)
+        findings = result.findings
+        if not result.files and not live:
+            raise UsageError(f"{paths[0]}: no file here is of a kind the doctor reads; give another path")
+        if live:
+            findings = _add_live(result, settings, observe, engine, model, _assignments(assignments))
         click.echo(_render(output, findings, result, settings), nl=False)
-        sys.exit(1 if findings else 0)
+        return 1 if findings else 0
 
     return doctor
 
@@ -77,6 +77,9 @@ def _check_usage(paths: tuple[Path, ...], *, live: bool, engine: str, model: str
 
 
 def _settings(paths: tuple[Path, ...], config: Path | None) -> DoctorSettings:
+    from harness.doctor.rules import RULES
+    from harness.doctor.settings import find_settings, load_settings
+
     if config is not None:
         if not config.is_file():
             raise UsageError(f"{config}: no such file; give the TOML file with the [doctor] table")
@@ -113,6 +116,8 @@ def _add_live(
     model: str,
     given: Mapping[str, Scalar],
 ) -> tuple[Finding, ...]:
+    from harness.doctor.live import check_observed, compare_static_live, static_settings
+
     if observe is None:
         raise UsageError("--live is not available here: no engine is attached to this command")
     seen = observe(engine, model, given)
@@ -124,6 +129,9 @@ def _add_live(
 
 
 def _render(output: Format, findings: tuple[Finding, ...], result: Diagnosis, settings: DoctorSettings) -> str:
+    from harness.doctor.render import render_json, render_sarif, render_text
+    from harness.doctor.rules import RULES
+
     launches = len(result.launches)
     if output == "json":
         return render_json(findings, files=result.files, launches=launches)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from harness.doctor.facts import Document
 from harness.doctor.finding import Finding, Hit, Rule, Severity, make_finding
-from harness.doctor.launch import Launch, Scan, find_launches
+from harness.doctor.launch import Launch, Scan
+from harness.doctor.reach import find_launches
 from harness.doctor.readers import read_document
 from harness.doctor.rules import RULES
 from harness.doctor.settings import DoctorSettings
@@ -53,13 +54,14 @@ def ask_rules(scan: Scan, settings: DoctorSettings) -> list[Finding]:
         severity = settings.severity(rule)
         if severity is Severity.OFF:
             continue
-        for hit in _hits(rule, scan):
+        for hit in rule_hits(rule, scan):
             key = (rule.id, Hit(hit.place, "", hit.subject))
             found.setdefault(key, make_finding(rule, hit, severity))
     return sorted(found.values())
 
 
-def _hits(rule: Rule, scan: Scan) -> Iterator[Hit]:
+def rule_hits(rule: Rule, scan: Scan) -> Iterator[Hit]:
+    """What one rule finds in a scan."""
     if rule.scan is not None:
         yield from rule.scan(scan)
     if rule.launch is not None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from harness.doctor.facts import Document, EnvSet, Option, Request, Start
-from harness.doctor.finding import Finding, Hit, Place, Rule, Severity, make_finding
-from harness.doctor.launch import MODES, Launch, Scan
+from harness.doctor.diagnose import rule_hits
+from harness.doctor.engines import name_hardware
+from harness.doctor.facts import Document, EnvSet, Option, Start
+from harness.doctor.finding import Finding, Hit, Place, Severity, make_finding
+from harness.doctor.launch import Launch, Scan
 from harness.doctor.rules import RULES, RULES_BY_ID
 from harness.doctor.settings import DoctorSettings
 from harness.doctor.variables import VARIABLES, read_value
@@ -64,7 +66,7 @@ def check_observed(
         (rule.id, hit.place, hit.subject): make_finding(rule, hit, chosen.severity(rule))
         for rule in RULES
         if chosen.severity(rule) is not Severity.OFF
-        for hit in _hits(rule, scan)
+        for hit in rule_hits(rule, scan)
     }
     differing = RULES_BY_ID["live-differs"]
     found = list(findings.values())
@@ -72,14 +74,6 @@ def check_observed(
         hits = _replaced(launch.start.place, requested, {**resolved, **observed})
         found.extend(make_finding(differing, hit, chosen.severity(differing)) for hit in hits)
     return tuple(sorted(found))
-
-
-def _hits(rule: Rule, scan: Scan) -> Iterable[Hit]:
-    if rule.scan is not None:
-        yield from rule.scan(scan)
-    if rule.launch is not None:
-        for launch in scan.launches:
-            yield from rule.launch(launch)
 
 
 def observed_launch(
@@ -103,14 +97,14 @@ def observed_launch(
         if name in VARIABLES or name.startswith(("VLLM_", "SGLANG_", "DEEPINFER_", "NCCL_", "CUBLAS"))
     )
     hardware = next((str(merged[name]) for name in _HARDWARE_FIELDS if merged.get(name)), "")
-    start = Start(engine=engine, place=place, options=options, settings=settings, hardware=_family(hardware))
+    start = Start(engine=engine, place=place, options=options, settings=settings, hardware=name_hardware(hardware))
     document = Document(path=place.path, kind="live", settings=settings, starts=(start,))
     return Launch(
         start=start,
         document=document,
         settings=settings,
         blocked=(),
-        requests=_requests(engine, merged, place),
+        requests=(),  # the harness sends every sampling field itself
         calls=(),
         open="",
         head_dim=_number(merged.get("head_dim")),
@@ -118,20 +112,8 @@ def observed_launch(
     )
 
 
-def _family(words: str) -> str:
-    from harness.doctor.engines import name_hardware
-
-    return name_hardware(words)
-
-
 def _number(value: Scalar | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _requests(engine: str, merged: Mapping[str, Scalar], place: Place) -> tuple[Request, ...]:
-    """No request is observed: the harness sends every sampling field explicitly."""
-    del engine, merged, place
-    return ()
 
 
 def _spell(value: Scalar) -> str:
@@ -187,19 +169,12 @@ def _difference(setting: StaticSetting, observed: Mapping[str, Scalar], environm
         if there != setting.value and not variable.want:
             return f"the files set {setting.name}={setting.value}; the worker has `{there}`"
         return ""
-    spellings = _SAME.get(setting.name, (setting.name,))
+    wanted = setting.value
+    plain = setting.name.removeprefix("no_")
+    if plain != setting.name and plain in observed and wanted == "true":
+        wanted = "false"
+    spellings = _SAME.get(plain, (plain,))
     name = next((spelling for spelling in spellings if spelling in observed), None)
-    if name is None or _spell(observed[name]).lower() == setting.value.lower():
+    if name is None or _spell(observed[name]).lower() == wanted.lower():
         return ""
     return f"the files say {setting.name}={setting.value}; the running engine has `{_spell(observed[name])}`"
-
-
-__all__ = [
-    "MODES",
-    "Observation",
-    "Observe",
-    "StaticSetting",
-    "check_observed",
-    "compare_static_live",
-    "static_settings",
-]

@@ -116,7 +116,25 @@ def parse_yaml(text: str) -> list[Node]:
         if isinstance(error, Unparsable):
             raise
         raise Unparsable(1, str(error).splitlines()[0][:200]) from error
+    _merge_keys(builder.roots)
     return builder.roots
+
+
+def _merge_keys(roots: list[Node]) -> None:
+    """`<<: *anchor`: pairs that a map lacks come from the merged one. Bounded like everything else."""
+    added = 0
+    for root in roots:
+        for node in walk_nodes(root):
+            merged = [value for key, value in node.pairs if key == "<<" and value is not node]
+            present = {key for key, _ in node.pairs}
+            for source in (inner for value in merged for inner in (value.items or [value])):
+                pairs = [] if source is node else list(source.lines())
+                for key, value, line in pairs:
+                    if key not in present and added < MAX_NODES:
+                        present.add(key)
+                        node.pairs.append((key, value))
+                        node.key_lines.append(line)
+                        added += 1
 
 
 _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -5,6 +5,7 @@ Rules: heavy packages are imported inside the commands; the environment is read 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -217,7 +218,8 @@ def write_bytes(file: Path, content: bytes) -> None:
         aside.write_bytes(content)
         aside.replace(file)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise OutputError(f"{file}: cannot be written: {error.strerror}; choose another --out") from error
 
 

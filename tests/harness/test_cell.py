@@ -58,7 +58,7 @@ def test_all_mistakes_are_reported_at_once():
         (changed(axis={"name": "restart", "reference": "same", "variants": ["old"]}), "expected one of same, new"),
         (changed(axis={"name": "max_num_seqs", "reference": [1], "variants": [2]}), "$.axis.reference: expected a string"),
         (changed(control={}), "$.control: expected one of mode"),
-        (changed(control={"mode": "free", "planted": "one-ulp"}), "got mode, planted"),
+        (changed(control={"mode": "free", "planted": "least"}), "got mode, planted"),
         (changed(control={"planted": "two-ulp"}), "$.control.planted"),
         (changed(control={"mode": "free", "requests": 0}), "at least 1, got 0"),
         (changed(minimum=0), "$.minimum: expected an integer of at least 1, got 0"),

@@ -12,7 +12,7 @@ from made_traces import copy_traces, make_traces, with_positions
 
 from harness.compare import compare
 from harness.divergence import NEAR_TIE_GAP, count_flips, estimate_kl, tie_class
-from harness.pairs import Pairs, ulp_distance
+from harness.pairs import Pairs, Places, candidate_pairs, ulp_distance
 from harness.traces import NO_TOKEN
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -25,8 +25,9 @@ def as_f32(*values) -> np.ndarray:
 @given(FINITE, st.integers(0, 50))
 def test_ulp_distance_counts_steps_along_the_floats(value, steps):
     end = np.float32(value)
-    for _ in range(steps):
-        end = np.nextafter(end, np.float32(np.inf))
+    with np.errstate(over="ignore"):
+        for _ in range(steps):
+            end = np.nextafter(end, np.float32(np.inf))
     if not np.isfinite(end):
         return
     crossed = np.signbit(as_f32(value)[0]) and not np.signbit(end) and steps > 0  # both zeros count
@@ -101,6 +102,19 @@ def test_candidates_are_paired_by_id_whatever_their_rank():
     result = compare(a, b, "topk", "golden")
     assert result.first.max_delta == 0.25
     assert result.first.fields == ("topk_ids", "topk_logprobs")
+
+
+def test_equal_distributions_measure_zero_and_padding_is_no_pair():
+    a, b = planted()
+    b.positions.pick[4] += 1
+    result = compare(a, b, "topk", "golden")
+    assert (result.first.max_ulp, result.first.max_delta, result.magnitude.pairs) == (0, 0.0, 0)
+    for side in (a, b):
+        side.positions.topk_ids[4, 2], side.positions.topk_logprobs[4, 2] = NO_TOKEN, np.nan
+    places = Places(reference=np.array([4]), variant=np.array([4]))
+    assert candidate_pairs(a.positions, b.positions, places).compared == 2
+    b.positions.topk_ids[4] = b.positions.topk_ids[4][[1, 0, 2]]
+    assert candidate_pairs(a.positions, b.positions, places).compared == 2
 
 
 def test_flip_at_a_tie_and_its_place():

@@ -95,12 +95,15 @@ def test_a_truncated_capture_does_not_contradict_itself(by):
     assert short.requests.length.tolist() == [5, 5, 3, 6 - by, 4]
 
 
-def test_one_ulp_for_a_cells_control():
-    assert changed_cells(BASE, faults.plant_one_ulp(BASE)) == {"logprob": [[0]]}
+def test_the_least_fault_of_each_rule_for_a_cells_control():
+    for rule in ("logprobs", "topk", "tensors"):
+        assert changed_cells(BASE, faults.plant_least(BASE, rule, "golden")) == {"logprob": [[0]]}
     bare = with_positions(BASE, logprob=None)
-    assert faults.plant_one_ulp(bare).positions.pick[0] != bare.positions.pick[0]
+    assert faults.plant_least(bare, "tokens", "golden").positions.pick[0] != bare.positions.pick[0]
+    assert faults.plant_least(bare, "text", "natural").positions.token[0] != bare.positions.token[0]
     beside = together_traces()
-    assert changed_cells(beside, faults.plant_one_ulp(beside)) == {"logprob": [[5]]}, "companions are not judged"
+    changed = changed_cells(beside, faults.plant_least(beside, "topk", "golden"))
+    assert changed == {"logprob": [[5]]}, "companions are not judged"
 
 
 def test_shifted_positions_and_shorter_lists():

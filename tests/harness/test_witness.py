@@ -90,9 +90,7 @@ def plain_witness(reference: Traces, variant: Traces, kind: str) -> dict[tuple[s
         varied = {
             "beside": differs and bool(row["others"]),
             "composition": differs,
-            "chunks": other is not None
-            and token < prompt[name]
-            and other["start"] != row["start"],
+            "chunks": other is not None and token < prompt[name] and other["start"] != row["start"],
             "cached": after_facts[name][0] > 0 and before_facts.get(name, (0, 0))[0] == 0,
             "preempted": name in rewound and before_facts.get(name, (0, 0))[1] == 0,
         }[kind]
@@ -135,7 +133,8 @@ def runs(draw, judged, companions):
     hits = [draw(st.integers(0, prompt - 1)) if draw(st.booleans()) else 0 for prompt, _, _ in requests]
     traces = simulate(
         requests, seats=draw(st.integers(1, 4)), tokens=draw(st.integers(1, 9)),
-        arrivals=[draw(st.integers(0, 6)) for _ in requests], preempt_at=draw(st.dictionaries(st.integers(1, 12), st.integers(0, 8), max_size=4)),
+        arrivals=[draw(st.integers(0, 6)) for _ in requests],
+        preempt_at=draw(st.dictionaries(st.integers(1, 12), st.integers(0, 8), max_size=4)),
         cached=hits if draw(st.booleans()) else None,
     )  # fmt: skip
     order = draw(st.permutations(range(len(requests))))
@@ -203,6 +202,18 @@ def test_company_before_a_partial_rewind_stays():
     variant = replace(
         simulate([(2, 2, False), (4, 3, False)], seats=2, tokens=99, arrivals=[0, 0]),
         steps=make_steps([(0, 0, 0, 2), (0, 1, 0, 2), (1, 1, 2, 2), (2, 1, 2, 3), (3, 1, 5, 1), (4, 0, 2, 1)]),
+    )
+    reference = simulate([(2, 2, False), (4, 3, False)], seats=1, tokens=99, arrivals=[0, 0])
+    assert witnessed(reference, variant, "beside").mask.tolist() == [True] * 5
+
+
+def test_the_earliest_company_counts_through_several_rewinds():
+    """Token 0 of r1 was computed beside r0; two rewinds throw later tokens out, one of them computed beside r0 too."""
+    variant = replace(
+        simulate([(2, 2, False), (4, 3, False)], seats=2, tokens=99, arrivals=[0, 0]),
+        steps=make_steps(
+            [(0, 0, 0, 2), (0, 1, 0, 2), (1, 1, 1, 2), (2, 0, 2, 1), (2, 1, 3, 1), (3, 1, 2, 3), (4, 1, 5, 1)]
+        ),
     )
     reference = simulate([(2, 2, False), (4, 3, False)], seats=1, tokens=99, arrivals=[0, 0])
     assert witnessed(reference, variant, "beside").mask.tolist() == [True] * 5

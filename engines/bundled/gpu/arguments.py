@@ -17,7 +17,8 @@ _ATTENTION = (
 )
 _DECODE = (
     "base:p parts:p stream:p gain:p front:p bias:p back:p exchange:p result:p embedding:p token:p cos_sin:p keys:p "
-    "values:p table:p sequence:p position:p maxima:p sums:p outputs:p M:i pages:i eps:f scale:f"
+    "values:p table:p sequence:p position:p maxima:p sums:p outputs:p done:p previous:p stale:p other:p "
+    "M:i pages:i expected:i eps:f scale:f"
 )
 _ROPE = "qkv:p cos_sin:p keys:p values:p table:p sequence:p position:p pages:i"
 FIELDS: dict[str, str] = {
@@ -28,7 +29,7 @@ FIELDS: dict[str, str] = {
     "swiglu_rows": "gate_up:p out:p M:i",
     "exponential": "x:p out:p n:i",
     **{f"few_rows_{rows}": _LINEAR for rows in (1, 2, 4, 8)},
-    **{f"many_rows_{tile}": _LINEAR for tile in ("64", "64x128", "128")},
+    **{f"many_rows_{tile}": _LINEAR for tile in ("any", "32", "64", "64x128", "128")},
     **{f"{stage}_{size}": _ATTENTION for stage in ("scores", "weigh") for size in (4, 16)},
     "combine_chunks": _ATTENTION,
 }

@@ -12,7 +12,7 @@ from engines.bundled.gpu.interface import Launch, Shape
 from engines.bundled.gpu.steps import Step
 from engines.bundled.gpu.weights import GpuLayer, GpuWeights
 
-THREADS, CHUNK_KEYS, SLOTS, MOST_ROWS = 256, 256, 12, 16
+THREADS, CHUNK_KEYS, NEAR_KEYS, SLOTS, MOST_ROWS = 256, 256, 128, 12, 16
 SHARED_LIMIT = 227 * 1024
 
 
@@ -28,6 +28,7 @@ class FusedBuffers:
     maxima: int
     sums: int
     outputs: int
+    counts: int  # one word per launch, zero before the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +77,8 @@ def step_fits(step: Step, positions: list[int], shape: Shape) -> bool:
     return step.single and step.tokens <= MOST_ROWS and units <= shape.cluster * SLOTS
 
 
-def sizes(shape: Shape) -> dict[str, int]:
-    """Floats of each buffer of `FusedBuffers`."""
+def sizes(shape: Shape, layers: int) -> dict[str, int]:
+    """Words of each buffer of `FusedBuffers`."""
     units = shape.cluster * SLOTS
     group, chunks, inner = shape.heads // shape.kv_heads, hidden_chunks(shape), inner_chunks(shape)
     front = max(shape.kv_heads * (group + 2) * shape.dim, inner * 2 * shape.width)
@@ -90,6 +91,7 @@ def sizes(shape: Shape) -> dict[str, int]:
         "maxima": shape.kv_heads * units * group,
         "sums": shape.kv_heads * units * group,
         "outputs": shape.kv_heads * units * shape.width,
+        "counts": 2 * layers,
     }
 
 
@@ -99,9 +101,28 @@ def decode_launches(
     """All layers of a step of `rows` tokens."""
     launches = []
     for i, layer in enumerate(weights.layers):
-        launches.append(_attention(shape, weights, layer, buffers, inputs, rows, first=i == 0))
-        launches.append(_mlp(shape, weights, layer, buffers, inputs, rows))
+        counts = count_arguments(shape, buffers.counts, 2 * i, 2 * len(weights.layers))
+        launches.append(_attention(shape, weights, layer, buffers, {**_common(buffers, inputs, rows), **counts}, rows))
+        counts = count_arguments(shape, buffers.counts, 2 * i + 1, 2 * len(weights.layers))
+        launches.append(_mlp(shape, weights, layer, buffers, {**_common(buffers, inputs, rows), **counts}, rows))
     return launches
+
+
+def count_arguments(shape: Shape, counts: int, index: int, total: int) -> dict[str, int | float]:
+    """Which counters launch `index` of a step raises, awaits and clears.
+
+    A launch clears the counter of the one before its predecessor, which nobody awaits any more; the first launch of a
+    step clears those of the last two.
+    """
+    first = index == 0
+    clusters = inner_chunks(shape) if index % 2 == 0 else shape.kv_heads  # of the launch before
+    return {
+        "done": counts + 4 * index,
+        "previous": 0 if first else counts + 4 * (index - 1),
+        "stale": counts + 4 * (total - 2 if first else index - 2) if index != 1 else 0,
+        "other": counts + 4 * (total - 1) if first else 0,
+        "expected": 0 if first else clusters * shape.cluster,
+    }
 
 
 def finish(
@@ -119,8 +140,9 @@ def finish(
 
 
 def _attention(
-    shape: Shape, w: GpuWeights, layer: GpuLayer, b: FusedBuffers, inputs: FusedInputs, rows: int, *, first: bool
+    shape: Shape, w: GpuWeights, layer: GpuLayer, b: FusedBuffers, common: dict[str, int | float], rows: int
 ) -> Launch:
+    first = common["previous"] == 0
     kernel_rows = 1 if rows == 1 else 8
     return Launch(
         kernel=f"decode_attention_{kernel_rows}",
@@ -129,7 +151,7 @@ def _attention(
         shared=_attention_shared(shape, shape.cluster, kernel_rows),
         cluster=shape.cluster,
         arguments={
-            **_common(b, inputs, rows), "embedding": w.embedding,
+            **common, "embedding": w.embedding,
             "base": 0 if first else b.first, "parts": 0 if first else b.mlp_parts, "stream": b.second,
             "gain": layer.attention_norm, "front": layer.qkv, "bias": layer.qkv_bias, "back": layer.attention_out,
             "result": b.attention_parts, "keys": layer.keys, "values": layer.values,
@@ -138,7 +160,7 @@ def _attention(
 
 
 def _mlp(
-    shape: Shape, w: GpuWeights, layer: GpuLayer, b: FusedBuffers, inputs: FusedInputs, rows: int
+    shape: Shape, w: GpuWeights, layer: GpuLayer, b: FusedBuffers, common: dict[str, int | float], rows: int
 ) -> Launch:
     kernel_rows = 1 if rows == 1 else 8
     return Launch(
@@ -148,7 +170,7 @@ def _mlp(
         shared=_mlp_shared(shape, shape.cluster, kernel_rows),
         cluster=shape.cluster,
         arguments={
-            **_common(b, inputs, rows), "embedding": w.embedding,
+            **common, "embedding": w.embedding,
             "base": b.second, "parts": b.attention_parts, "stream": b.first,
             "gain": layer.mlp_norm, "front": layer.gate_up, "bias": 0, "back": layer.down,
             "result": b.mlp_parts, "keys": layer.keys, "values": layer.values,
@@ -177,7 +199,7 @@ def _attention_shared(shape: Shape, cluster: int, rows: int) -> int:
     """Bytes, as `attention_block` in kernels/decode.cu lays them out."""
     group, unit = shape.heads // shape.kv_heads, shape.width * 8
     front = -(-(group + 2) * shape.dim // 8 * hidden_chunks(shape) // cluster) * unit
-    values, scores = CHUNK_KEYS * shape.dim, group * CHUNK_KEYS
+    values, scores = NEAR_KEYS * shape.dim, group * CHUNK_KEYS
     area = max(front, SLOTS * scores + (0 if rows == 1 else values))
     small = shape.hidden + scores + (group + 2) * shape.dim + 8 * group + group + 16 + 8
     floats = area + _back_units(shape, cluster) * unit + (values if rows == 1 else 0) + _stream(shape, rows) + small

@@ -16,8 +16,13 @@ FEW_ROWS = 16  # up to here the kernels for few rows are faster
 MOST_SHARED = 200 * 1024
 PARTIAL_FLOATS = 1 << 24  # workspace of split sums
 _BLOCKS = 132 * 2  # what fills a large card: enough for a rule of thumb
-_TILES = {"64": (64, 64, 128), "64x128": (64, 128, 128), "128": (128, 128, 256)}  # rows, columns, threads
-_STAGES, _STEP = 4, 16
+_TILES = {  # rows, columns, threads, step along K, stages
+    "any": (64, 64, 128, 16, 4),
+    "32": (32, 64, 64, 32, 3),
+    "64": (64, 64, 128, 32, 3),
+    "64x128": (64, 128, 128, 32, 3),
+    "128": (128, 128, 256, 16, 4),
+}
 QUERIES = 16  # pairs of (token, head) in an attention tile
 
 
@@ -96,7 +101,7 @@ def _arguments(op: Linear, partial: int, share: int) -> dict[str, int | float]:
 
 def few_limit(rows: int) -> int:
     """Threads of a block that computes this many rows."""
-    return 1024 if rows <= 2 else 512
+    return 512 if rows else 0
 
 
 def _few_rows(op: Linear, chunks: int) -> Launch | None:
@@ -126,11 +131,19 @@ def _few_launch(op: Linear, chunks: int, rows: int, share: int) -> Launch:
     )
 
 
+def takes(kernel: str, width: int, inputs: int) -> bool:
+    """True if a kernel for many rows can step through chunks of this width and through all inputs."""
+    step = _TILES[kernel.removeprefix("many_rows_")][3]
+    return width % step == 0 and inputs % step == 0
+
+
 def _choose_tile(op: Linear, chunks: int, linked: bool) -> tuple[str, int]:
-    """Tile and chunks per block: the largest tile that still fills the card, chunks split where blocks are few."""
-    tile = "64" if -(-op.rows // 64) * (padded(op.outputs) // 128) < _BLOCKS else "128"
-    rows, columns, _ = _TILES[tile]
-    tiles = -(-op.rows // rows) * (padded(op.outputs) // columns)
+    """The tile by the number of rows, and chunks per block, split where blocks are few."""
+    tile = "32" if op.rows <= 64 else "64"
+    if not takes(tile, op.width, op.inputs):
+        tile = "any"
+    rows, columns, *_ = _TILES[tile]
+    tiles = -(-op.rows // rows) * -(-op.outputs // columns)
     share = 1 << (chunks - 1).bit_length()
     while linked and share > 1 and _may_split(chunks, share, tiles, rows * columns):
         share //= 2
@@ -144,15 +157,15 @@ def _may_split(chunks: int, share: int, tiles: int, size: int) -> bool:
 
 
 def _many_rows(op: Linear, chunks: int, partial: int, tile: str, share: int) -> Launch:
-    rows, columns, threads = _TILES[tile]
+    rows, columns, threads, step, stages = _TILES[tile]
     parts = -(-chunks // share)
     if share > 32 or parts > 8:
         raise NotSupported(f"{chunks} chunks along K are more than the GPU kernels add; use device=cpu")
     return Launch(
         kernel=f"many_rows_{tile}",
-        grid=(-(-op.rows // rows), padded(op.outputs) // columns, parts),
+        grid=(-(-op.rows // rows), -(-op.outputs // columns), parts),
         block=threads,
-        shared=4 * _STAGES * (rows * (_STEP + 4) + _STEP * columns),
+        shared=4 * stages * (rows * (step + 4) + step * columns),
         arguments=_arguments(op, partial, share),
         cluster=parts,
     )
@@ -201,9 +214,9 @@ def attend(
 ) -> list[Launch]:
     """Attention of `tiles` tiles of up to `size` pairs (4 or QUERIES) over up to `chunks` chunks of keys."""
     grid = (chunks, shape.kv_heads, tiles)
-    scores, weights = 4 * size * (shape.dim + 8), 4 * 256 * size + 8 * 256 + 8 * size
+    scores, weights = 4 * size * (shape.dim + 8), 4 * (256 * size + 128 * min(shape.dim, 64)) + 8 * 256 + 8 * size
     return [
-        Launch(kernel=f"scores_{size}", grid=grid, block=256, shared=scores, arguments=arguments),
+        Launch(kernel=f"scores_{size}", grid=grid, block=256 if size == 4 else 128, shared=scores, arguments=arguments),
         Launch(kernel=f"weigh_{size}", grid=grid, block=256, shared=weights, arguments=arguments),
         Launch(kernel="combine_chunks", grid=(tokens, 1, 1), block=256, shared=0, arguments=arguments),
     ]

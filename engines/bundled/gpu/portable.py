@@ -95,10 +95,12 @@ class GpuArithmetic:
         self._buffers: Buffers | None = None
         self._graphs: dict[tuple[object, ...], Recording] = {}
         self._fused = (
-            fused.FusedBuffers(**{name: machine.allocate(n) for name, n in fused.sizes(shape).items()})
+            fused.FusedBuffers(**{name: machine.allocate(n) for name, n in fused.sizes(shape, c.num_hidden_layers).items()})
             if shape.cluster
             else None
         )
+        if self._fused is not None:
+            machine.upload(self._fused.counts, np.zeros(2 * c.num_hidden_layers, np.int32))
 
     def forward(self, batch: StepBatch) -> Float32:
         order = self._order(batch)

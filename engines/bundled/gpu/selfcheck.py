@@ -14,6 +14,7 @@ import numpy as np
 from engines.bundled.arithmetic.order import KEY_CHUNK
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import Float32
+from engines.bundled.gpu import operators
 from engines.bundled.gpu.cases import Kind, Operators, Pair, hashed
 from engines.bundled.gpu.interface import GpuError, Machine, Shape
 from engines.bundled.gpu.operators import Tuning
@@ -21,7 +22,7 @@ from engines.bundled.gpu.portable import GpuArithmetic
 from engines.bundled.kernels.interface import Kernels
 
 KINDS: tuple[Kind, ...] = ("uniform", "wide", "subnormal")
-KERNELS = (*(f"few_rows_{rows}" for rows in (1, 2, 4, 8)), *(f"many_rows_{tile}" for tile in ("64", "64x128", "128")))
+KERNELS = (*(f"few_rows_{rows}" for rows in (1, 2, 4, 8)), *(f"many_rows_{tile}" for tile in ("any", "32", "64", "64x128", "128")))
 
 
 def check_arithmetic(arithmetic: GpuArithmetic) -> None:
@@ -39,8 +40,11 @@ def operator_pairs(machine: Machine, shape: Shape, kernels: Kernels) -> Iterator
     """Every kernel on small data: all tiles and splits of linear layers, norm, activation, exp, attention."""
     ops, width = Operators(machine, shape, kernels), shape.width
     for kind in KINDS:
-        x, weight = hashed((19, 3 * width + 16), 1, kind), hashed((72, 3 * width + 16), 2, kind)
+        columns = 3 * width + (32 if width % 32 == 0 else 16)  # the last chunk is short
+        x, weight = hashed((19, columns), 1, kind), hashed((72, columns), 2, kind)
         for kernel in KERNELS:
+            if kernel.startswith("many") and not operators.takes(kernel, width, columns):
+                continue
             for share in (1, 4):
                 tuning = Tuning(kernel=kernel, share=share)
                 yield ops.linear(f"linear {kernel} share {share} on {kind} data", x, weight, width, tuning, share == 4)

@@ -41,14 +41,12 @@ class FallbackKernels:
 
     def __init__(self, reason: str) -> None:
         self.digest = _digest(str(torch.__version__))
-        self._why = reason
+        self.reason = f"{reason}; torch.bmm where it equals the twin, the twin elsewhere"
         self._exact: dict[tuple[int, ...], bool] = {}  # (N, K, width, threads): does torch.bmm give the twin's bits?
 
-    @property
-    def reason(self) -> str:
-        """Why there are no kernels, and who computes the products of the shapes seen so far."""
-        exact = sum(self._exact.values())
-        return f"{self._why}; torch.bmm equals the twin in {exact} of {len(self._exact)} shapes, the twin does the rest"
+    def exact_shapes(self) -> tuple[int, int]:
+        """How many of the shapes of product seen so far torch computes exactly, and how many were seen."""
+        return sum(self._exact.values()), len(self._exact)
 
     def pack(self, weight: Float32, threads: int) -> Weight:  # noqa: ARG002 - nothing to spread over threads
         rows, columns = weight.shape

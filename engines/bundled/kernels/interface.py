@@ -148,4 +148,4 @@ class Kernels(SamplerKernels, Protocol):
         """
 
     def threads_seen(self) -> int:
-        """The most threads that worked on one call since these kernels were loaded."""
+        """The most threads that worked on one call in this process; a thread works once as soon as it is started."""

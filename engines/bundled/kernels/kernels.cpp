@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cfenv>
 #include <cmath>
 #include <cstdint>
@@ -111,22 +112,37 @@ class Pool {
     }
   }
 
- public:
-  template <class F>
-  int run(long tasks, int threads, const F& task) {
-    std::lock_guard<std::mutex> lock(gate);
-    total = tasks, wanted = int(std::min<long>(std::max(threads, 1), std::max<long>(tasks, 1)));
-    body = [](const void* f, long i) { (*static_cast<const F*>(f))(i); };
-    context = &task, next = 0, code = OK, used = 0;
-    try {
-      for (; started < wanted; started++) std::thread([this, i = started] { serve(i); }).detach();
-    } catch (...) {  // fewer threads than asked for give the same bits; threads_seen() tells
-    }
+  void dispatch(long tasks, Body task, const void* argument) {
+    total = tasks, body = task, context = argument, next = 0, used = 0;
     if (wanted > 1) open = true, epoch.fetch_add(1), epoch.notify_all();
     work();
     open = false;
     for (int n; (n = active.load()) != 0;) wait_while(active, n);
     if (used.load() > most.load()) most = used.load();
+  }
+
+  // Starts what is missing and lets every thread take one task, so that threads_seen() tells who can work.
+  void start() {
+    try {
+      for (; started < wanted; started++) std::thread([this, i = started] { serve(i); }).detach();
+    } catch (...) {  // fewer threads than asked for give the same bits; threads_seen() tells
+    }
+    struct Muster { std::atomic<int> here{0}; int all; } muster{{}, started};
+    dispatch(started, [](const void* argument, long) {
+      Muster& m = *static_cast<Muster*>(const_cast<void*>(argument));
+      m.here.fetch_add(1);
+      for (int i = 0; i < 20000 && m.here.load() < m.all; i++) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }, &muster);
+  }
+
+ public:
+  template <class F>
+  int run(long tasks, int threads, const F& task) {
+    std::lock_guard<std::mutex> lock(gate);
+    code = OK, wanted = std::max(threads, 1);
+    if (started < wanted) start();
+    wanted = int(std::min<long>(wanted, std::max<long>(tasks, 1)));
+    dispatch(tasks, [](const void* f, long i) { (*static_cast<const F*>(f))(i); }, &task);
     return code.load();
   }
   int threads_seen() const { return most.load(); }

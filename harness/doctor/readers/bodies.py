@@ -6,13 +6,15 @@ It knows which keys make a mapping a request; a chat log with messages and no mo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from harness.doctor.command import UNKNOWN
 from harness.doctor.facts import Field, FieldKind, Request
 from harness.doctor.finding import Place
 from harness.doctor.nodes import Node, Unparsable, parse_json
+from harness.doctor.process import UNKNOWN
 
-_PROMPTS = ("messages", "prompt", "input_ids", "text", "input")
+_PROMPTS = ("messages", "prompt", "input_ids", "text", "input", "inputs", "prompt_token_ids", "token_ids")
+NESTED = ("sampling_params", "options", "parameters")  # SGLang, Ollama, TGI
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -33,7 +35,16 @@ def url_api(url: str) -> str:
         return "anthropic"
     if host.endswith("openai.com"):
         return "openai-responses" if "/responses" in url else "openai"
-    return "sglang" if url.rstrip("/").endswith("/generate") else "endpoint"
+    native = url.rstrip("/").endswith("/generate") and "/api/" not in url
+    return "sglang" if native else "endpoint"
+
+
+def is_prompted(keys: Iterable[str], url: str) -> bool:
+    """Whether posted keys ask a language model: a prompt, and a sampling key unless the path says so already."""
+    given = set(keys)
+    known_path = url.endswith(("/completions", "/responses", "/messages"))
+    sampling = given & {*_SAMPLING, *NESTED} - {"n", "stream", "seed"}
+    return bool(given & set(_PROMPTS)) and (known_path or bool(sampling))
 
 
 def read_curl_body(url: str, payloads: tuple[str, ...], place: Place) -> list[Request]:
@@ -46,7 +57,7 @@ def read_curl_body(url: str, payloads: tuple[str, ...], place: Place) -> list[Re
             node = parse_json(_fill(payload))
         except Unparsable:
             continue
-        if is_request(node, need_model=False):
+        if node.kind == "map" and is_prompted([key for key, _ in node.pairs], url.split("?")[0].rstrip("/")):
             found.append(body_request(node, url_api(url), place))
     return found
 
@@ -70,21 +81,21 @@ _STAND_IN_KINDS: dict[str, FieldKind] = {
 }
 
 
-def is_request(node: Node, *, need_model: bool = True) -> bool:
-    """Whether a map is a request: a prompt, and a model or a sampling key (both, in files)."""
+def is_request(node: Node) -> bool:
+    """Whether a map in a file is a request: a prompt, a sampling key, and a model or inner sampling parameters."""
     if node.kind != "map":
         return False
     keys = {key for key, _ in node.pairs}
     has_prompt = any(key in keys for key in _PROMPTS)
     sampling = any(key in keys for key in _SAMPLING) or "sampling_params" in keys
-    return has_prompt and sampling and ("model" in keys or "sampling_params" in keys or not need_model)
+    return has_prompt and sampling and ("model" in keys or "sampling_params" in keys)
 
 
 def body_request(node: Node, api: str, place: Place | None = None, path: str = "") -> Request:
-    """A request from its body; `sampling_params` inside it counts as its own fields."""
+    """A request from its body; inner sampling parameters count as its own fields."""
     fields: dict[str, Field] = {}
-    inner = node.get("sampling_params")
-    pairs = [*node.lines(), *(inner.lines() if inner is not None and inner.kind == "map" else ())]
+    inners = [inner for key in NESTED if (inner := node.get(key)) is not None and inner.kind == "map"]
+    pairs = [*node.lines(), *(pair for inner in inners for pair in inner.lines())]
     for key, value, line in pairs:
         at = place or Place(path, line)
         if value.kind == "scalar":
@@ -92,7 +103,7 @@ def body_request(node: Node, api: str, place: Place | None = None, path: str = "
             fields[key] = Field(kind=_STAND_IN_KINDS.get(value.value, kind), value=value.value, place=at)
         else:
             fields[key] = Field(kind="computed", value="", place=at)
-    if inner is not None and api == "endpoint":
+    if node.get("sampling_params") is not None and api == "endpoint":
         api = "sglang"
     return Request(api=api, place=place or Place(path, node.line), fields=fields)
 

@@ -10,15 +10,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from harness.doctor.command import UNKNOWN, read_command
+from harness.doctor.command import read_command
 from harness.doctor.engines import image_engine, name_hardware
-from harness.doctor.facts import EnvSet, Image, Mount, Request, Start
+from harness.doctor.facts import EnvSet, Image, Request, Start
 from harness.doctor.finding import Place
 from harness.doctor.nodes import Node, walk_nodes
+from harness.doctor.process import UNKNOWN
+from harness.doctor.readers.container_env import read_environment
 from harness.doctor.readers.dotenv import expand_default
 from harness.doctor.readers.shell import read_fragment
 
-_ENV_KEYS = ("environment", "env", "envs", "extraEnv", "extraEnvVars", "envVars", "extraEnvs")
 _ARG_KEYS = ("args", "extraArgs", "command_args")
 
 
@@ -46,6 +47,7 @@ class _Found:
     name: str
     node: Node
     owner: Node  # the pod spec or the service: volumes, node selector
+    deployed: bool  # a compose service or a pod's container, not just some mapping with an image
     labels: Mapping[str, str]
 
 
@@ -59,7 +61,7 @@ def _find(root: Node) -> Iterator[_Found]:
     if services is not None and services.kind == "map":
         for name, node in services.pairs:
             if node.kind == "map":
-                yield _Found(name, node, node, {})
+                yield _Found(name, node, node, True, {})
         return
     seen: set[int] = set()
     stack: list[tuple[str, Node, Node, Mapping[str, str]]] = [("", root, root, {})]
@@ -69,7 +71,7 @@ def _find(root: Node) -> Iterator[_Found]:
             continue
         seen.add(id(node))
         if node.kind == "map" and _is_container(node):
-            yield _Found(node.text("name") or name, node, owner, labels)
+            yield _Found(node.text("name") or name, node, owner, owner.get("containers") is not None, labels)
             continue
         if node.kind == "map":
             labels = _pod_labels(node) or labels
@@ -112,7 +114,7 @@ def _read(path: str, found: _Found, config_maps: Mapping[str, list[EnvSet]], *, 
     )
     if image and UNKNOWN not in image:
         container.images.append(Image(ref=image, engine=image_engine(image), place=container.image_place))
-    settings, is_open = _environment(path, found, config_maps)
+    settings, is_open = read_environment(path, found.name, node, config_maps)
     container.settings.extend(settings)
     _add_starts(container, found, settings, is_open or ("a template adds to it" if opened else ""))
     return container
@@ -195,86 +197,10 @@ def _aliases(node: Node) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _environment(path: str, found: _Found, config_maps: Mapping[str, list[EnvSet]]) -> tuple[list[EnvSet], str]:
-    settings, is_open = _env_from(found.node, config_maps)
-    for key in _ENV_KEYS:
-        value = found.node.get(key)
-        if value is None:
-            continue
-        if value.kind == "map":
-            pairs = [_map_entry(path, found.name, name, inner, line) for name, inner, line in value.lines()]
-            settings.extend(item for item in pairs if item is not None)
-        for item in value.items:
-            entry, maybe_open = _list_entry(path, found.name, item, config_maps)
-            is_open = is_open or maybe_open
-            if entry is not None:
-                settings.append(entry)
-        if value.kind == "scalar" and UNKNOWN in value.value:
-            is_open = is_open or "a template writes it"
-    return settings, is_open
-
-
-def _map_entry(path: str, scope: str, name: str, node: Node, line: int) -> EnvSet | None:
-    if node.kind != "scalar":
-        return None
-    if node.plain and node.value in ("", "~", "null"):
-        return None  # compose: passed through from the shell that runs it
-    return _env_set(name, node.value, Place(path, line), scope)
-
-
-def _env_set(name: str, raw: str, place: Place, scope: str) -> EnvSet:
-    value, how = expand_default(raw)
-    return EnvSet(
-        name=name,
-        value=None if value is None or UNKNOWN in value else value,
-        place=place,
-        overridable=how,
-        scope=scope,
-    )
-
-
-def _list_entry(
-    path: str, scope: str, item: Node, config_maps: Mapping[str, list[EnvSet]]
-) -> tuple[EnvSet | None, str]:
-    place = Place(path, item.line)
-    if item.kind == "scalar":
-        name, equals, text = item.value.partition("=")
-        if UNKNOWN in name:
-            return None, "a template writes it"
-        return (_env_set(name.strip(), text, place, scope), "") if equals else (None, "")
-    if item.kind != "map":
-        return None, ""
-    name = item.text("name")
-    value = item.get("value")
-    if value is not None and value.kind == "scalar":
-        return EnvSet(name=name, value=None if UNKNOWN in value.value else value.value, place=place, scope=scope), ""
-    source = item.get("valueFrom")
-    reference = source.get("configMapKeyRef") if source is not None and source.kind == "map" else None
-    if reference is not None and reference.text("name") in config_maps:
-        for setting in config_maps[reference.text("name")]:
-            if setting.name == reference.text("key"):
-                return replace(setting, name=name, scope=scope), ""
-    return (EnvSet(name=name, value=None, place=place, scope=scope), "") if name else (None, "")
-
-
-def _env_from(node: Node, config_maps: Mapping[str, list[EnvSet]]) -> tuple[list[EnvSet], str]:
-    settings: list[EnvSet] = []
-    is_open = ""
-    source = node.get("envFrom")
-    for item in source.items if source is not None else ():
-        reference = item.get("configMapRef") if item.kind == "map" else None
-        name = reference.text("name") if reference is not None else ""
-        if name in config_maps:
-            settings.extend(config_maps[name])
-        elif reference is not None:
-            is_open = is_open or f"ConfigMap `{name}` is not among the files read".replace(UNKNOWN, "…")
-        elif item.kind == "map" and item.get("secretRef") is None:
-            is_open = is_open or "envFrom"
-    return settings, is_open
-
-
 def _add_starts(container: Container, found: _Found, settings: list[EnvSet], is_open: str) -> None:
     image = container.image or ""
+    if not container.words and not found.deployed and not settings:
+        return  # a build step or a development container: an image alone starts nothing
     words = ["docker", "run", image or "unknown", *container.words]
     outcome = read_command(words, container.words_place, {}, scope=container.name)
     starts = outcome.starts
@@ -331,42 +257,3 @@ def _hardware(found: _Found, image: str) -> str:
                 for inner in walk_nodes(node):
                     words.extend([inner.value, *(name for name, _ in inner.pairs)])
     return next((family for word in words if word and (family := name_hardware(word)) not in ("", "cpu")), "")
-
-
-def read_mounts(path: str, root: Node) -> list[Mount]:
-    """Mounts on media that die with the container: emptyDir volumes and tmpfs."""
-    mounts: list[Mount] = []
-    for node in walk_nodes(root):
-        if node.kind != "map":
-            continue
-        empty = _empty_volumes(node)
-        containers = node.get("containers")
-        for container in containers.items if containers is not None and empty else ():
-            mounted = container.get("volumeMounts") if container.kind == "map" else None
-            items = mounted.items if mounted is not None else []
-            hit = [item for item in items if item.text("name") in empty]
-            mounts.extend(_mount(path, item, "emptyDir", container.text("name")) for item in hit)
-    mounts.extend(_tmpfs(path, root))
-    return mounts
-
-
-def _mount(path: str, item: Node, medium: str, scope: str) -> Mount:
-    return Mount(path=item.text("mountPath"), medium=medium, place=Place(path, item.line), scope=scope)
-
-
-def _empty_volumes(node: Node) -> set[str]:
-    volumes = node.get("volumes")
-    if volumes is None:
-        return set()
-    return {item.text("name") for item in volumes.items if item.kind == "map" and item.get("emptyDir") is not None}
-
-
-def _tmpfs(path: str, root: Node) -> Iterator[Mount]:
-    services = root.get("services") if root.kind == "map" else None
-    for name, service in services.pairs if services is not None else ():
-        tmpfs = service.get("tmpfs") if service.kind == "map" else None
-        if tmpfs is None:
-            continue
-        for item in tmpfs.items or ([tmpfs] if tmpfs.kind == "scalar" else []):
-            target = item.value.split(":", 1)[0]
-            yield Mount(path=target, medium="tmpfs", place=Place(path, item.line), scope=name)

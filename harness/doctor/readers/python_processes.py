@@ -51,7 +51,7 @@ def read_process(names: Names, name: str, node: ast.Call, place: Place) -> Proce
 
 def _command_words(names: Names, node: ast.Call) -> list[str]:
     if isinstance(node.args[0], ast.Constant) or len(node.args) == 1:
-        words = names.words(node.args[0])
+        words = names.words(_joined(node.args[0]))
         if words is not None:
             return words
         text = names.text(node.args[0])
@@ -60,6 +60,13 @@ def _command_words(names: Names, node: ast.Call) -> list[str]:
         except ValueError:
             return []
     return []
+
+
+def _joined(node: ast.expr) -> ast.expr:
+    """The list inside `" ".join(words)`; anything else is itself."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join" and node.args:
+        return node.args[0]
+    return node
 
 
 def _read_environment(names: Names, node: ast.expr | None, place: Place) -> tuple[list[EnvSet], Reach, str]:

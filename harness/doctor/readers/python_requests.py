@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from harness.doctor.facts import Field, FieldKind, Request
 from harness.doctor.finding import Place
-from harness.doctor.readers.bodies import url_api
+from harness.doctor.readers.bodies import NESTED, is_prompted, url_api
 from harness.doctor.readers.python_names import Names
 from harness.doctor.readers.python_starts import engine_of
 
@@ -231,8 +231,8 @@ def _base(names: Names, client: ast.Call) -> str:
 
 def _read_post(names: Names, node: ast.Call, path: str, loops: Sequence[ast.expr]) -> list[Request]:
     url = names.words(ast.List(elts=node.args[:1], ctx=ast.Load())) or [""]
-    address = (url or [""])[0].replace("\0", "x")
-    if not re.search(r"/(completions|generate|responses|messages)$", address.split("?")[0].rstrip("/")):
+    address = (url or [""])[0].replace("\0", "x").split("?")[0].rstrip("/")
+    if not re.search(r"/(completions|generate|responses|messages)$|/api/chat$", address):
         return []
     payload = next((keyword.value for keyword in node.keywords if keyword.arg == "json"), None)
     table = names.literal(payload)
@@ -240,12 +240,19 @@ def _read_post(names: Names, node: ast.Call, path: str, loops: Sequence[ast.expr
         return []
     fields: dict[str, Field] = {}
     complete = _table(names, table, path, fields)
-    inner = names.item(table, "sampling_params")
-    sampling = names.literal(inner) if inner is not None else None
-    if isinstance(sampling, ast.Dict):
-        complete = _table(names, sampling, path, fields) and complete
-    elif inner is not None:
-        complete = False
+    for key in NESTED:
+        complete = _read_nested(names, table, key, path, fields) and complete
+    if not is_prompted(fields, address):
+        return []
     place = Place(path, node.lineno)
     shared = _loops_over_requests(loops)
     return [Request(api=url_api(address), place=place, fields=fields, open=not complete, shared=shared)]
+
+
+def _read_nested(names: Names, table: ast.Dict, key: str, path: str, fields: dict[str, Field]) -> bool:
+    """Adds the fields of an inner dict (`sampling_params`, `options`, `parameters`); False when it cannot be known."""
+    inner = names.item(table, key)
+    if inner is None:
+        return True
+    sampling = names.literal(inner)
+    return isinstance(sampling, ast.Dict) and _table(names, sampling, path, fields)

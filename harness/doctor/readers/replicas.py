@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from harness.doctor.command import UNKNOWN
 from harness.doctor.facts import Replica
 from harness.doctor.nodes import Node
+from harness.doctor.process import UNKNOWN
 from harness.doctor.readers.containers import Container
 
 

@@ -8,18 +8,21 @@ counts where it is written.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 
 import tree_sitter
 import tree_sitter_bash
 
 from harness.doctor.accelerator import accelerator_test
-from harness.doctor.command import UNKNOWN, Outcome, read_command
+from harness.doctor.command import Outcome, read_command
 from harness.doctor.engines import name_hardware
-from harness.doctor.facts import Blocked, Document, EnvSet, Image, Install, Problem, Request, Start, overflow
+from harness.doctor.facts import Blocked, Document, EnvSet, Problem, Start, overflow
 from harness.doctor.finding import Place
+from harness.doctor.process import UNKNOWN
 from harness.doctor.readers.bodies import read_curl_body
+from harness.doctor.readers.shell_state import ShellState, set_variable
+from harness.doctor.readers.shell_words import assign_array, expand_words, read_word, source_text
 from harness.doctor.variables import VARIABLES
 
 MAX_BYTES = 512 * 1024
@@ -39,33 +42,6 @@ class TooMany(ValueError):  # noqa: N818 - caught in this file
 @cache
 def _parser() -> tree_sitter.Parser:
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
-
-
-@dataclass(slots=True, kw_only=True)
-class _State:
-    """What is known at the line being read."""
-
-    path: str
-    offset: int
-    exported: dict[str, EnvSet] = field(default_factory=dict)
-    local: dict[str, EnvSet] = field(default_factory=dict)
-    allexport: bool = False
-    slurm_export: str = ""
-    branch: tuple[str, ...] = ()
-    guard: str = ""
-    scope: str = ""
-    hardware: str = ""
-    nested: int = 0
-    settings: list[EnvSet] = field(default_factory=list)
-    blocked: list[Blocked] = field(default_factory=list)
-    starts: list[Start] = field(default_factory=list)
-    images: list[Image] = field(default_factory=list)
-    installs: list[Install] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-
-    def place(self, node: tree_sitter.Node) -> Place:
-        return Place(self.path, node.start_point[0] + 1 + self.offset)
 
 
 def read_shell(path: str, text: str) -> Document:
@@ -91,7 +67,7 @@ def read_fragment(
     problem: Problem | None = _find_problem(root, offset)
     if problem:
         return Document(path=path, kind=kind, problem=problem, text=text)
-    state = _State(path=path, offset=offset, exported=dict(exported), scope=scope, nested=nested)
+    state = ShellState(path=path, offset=offset, exported=dict(exported), scope=scope, nested=nested)
     state.slurm_export = slurm_export
     _read_slurm_header(state, text)
     try:
@@ -108,7 +84,7 @@ def _problem(path: str, text: str, kind: str, line: int, words: str) -> Document
     return Document(path=path, kind=kind, problem=Problem(line=line, text=words), text=text)
 
 
-def _document(state: _State, kind: str, text: str) -> Document:
+def _document(state: ShellState, kind: str, text: str) -> Document:
     return Document(
         path=state.path,
         kind=kind,
@@ -133,7 +109,7 @@ def _find_problem(root: tree_sitter.Node, offset: int) -> Problem | None:
             wanted = node.type
             return Problem(line=node.start_point[0] + 1 + offset, text=f"`{wanted}` is missing here")
         if node.is_error:
-            words = _source(node)[:60].strip()
+            words = source_text(node)[:60].strip()
             if not _GRAMMAR_GAPS.match(words):
                 first = words.splitlines()[0] if words else ""
                 return Problem(line=node.start_point[0] + 1 + offset, text=f"no shell grammar fits `{first}`")
@@ -143,11 +119,7 @@ def _find_problem(root: tree_sitter.Node, offset: int) -> Problem | None:
     return None
 
 
-def _source(node: tree_sitter.Node) -> str:
-    return (node.text or b"").decode(errors="replace")
-
-
-def _read_slurm_header(state: _State, text: str) -> None:
+def _read_slurm_header(state: ShellState, text: str) -> None:
     for number, line in enumerate(text.splitlines()[:200], 1 + state.offset):
         match = re.match(r"#SBATCH\s+(--export|--gres|--constraint|-C|--partition|--gpus)[= ](\S+)", line)
         if not match:
@@ -158,23 +130,23 @@ def _read_slurm_header(state: _State, text: str) -> None:
             state.hardware = name_hardware(match[2])
 
 
-def _apply_job_export(state: _State, value: str, place: Place) -> None:
+def _apply_job_export(state: ShellState, value: str, place: Place) -> None:
     if value.upper() in ("NONE", "NIL"):
         state.slurm_export = "NONE"
     for part in value.split(","):
         name, equals, text = part.partition("=")
         if equals:
-            _set(state, EnvSet(name=name, value=text, place=place, scope=state.scope), export=True)
+            set_variable(state, EnvSet(name=name, value=text, place=place, scope=state.scope), export=True)
 
 
-def _visit_block(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit_block(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise TooDeep
     for child in node.named_children:
         _visit(state, child, depth + 1)
 
 
-def _visit(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise TooDeep
     handler = _HANDLERS.get(node.type)
@@ -203,7 +175,7 @@ _TRANSPARENT = frozenset(
 )
 
 
-def _in_branch(state: _State, arm: str, guard: str, node: tree_sitter.Node, depth: int) -> None:
+def _in_branch(state: ShellState, arm: str, guard: str, node: tree_sitter.Node, depth: int) -> None:
     branch, kept = state.branch, state.guard
     state.branch = (*branch, arm)
     state.guard = guard or kept
@@ -211,7 +183,7 @@ def _in_branch(state: _State, arm: str, guard: str, node: tree_sitter.Node, dept
     state.branch, state.guard = branch, kept
 
 
-def _visit_if(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit_if(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
     test = _condition_text(node)
     clauses = [child for child in node.named_children if child.type in ("elif_clause", "else_clause")]
     speaks = any(_speaks_up(clause, node) for clause in clauses if clause.type == "else_clause")
@@ -238,20 +210,20 @@ def _condition_text(node: tree_sitter.Node) -> str:
         if child.type == "then":
             break
         if child.is_named:
-            parts.append(_source(child)[:300])
+            parts.append(source_text(child)[:300])
     return " ".join(parts)
 
 
 def _speaks_up(clause: tree_sitter.Node, whole: tree_sitter.Node) -> bool:
     """An else arm that stops the script, or sets the same variable, is no silent skip."""
-    text = _source(clause)
+    text = source_text(clause)
     if re.search(r"\b(exit|return)\s+[1-9]|\bfail\b|\bdie\b", text):
         return True
-    names = set(re.findall(r"\b([A-Z][A-Z0-9_]{4,})=", _source(whole)[: -len(text) or None]))
+    names = set(re.findall(r"\b([A-Z][A-Z0-9_]{4,})=", source_text(whole)[: -len(text) or None]))
     return any(f"{name}=" in text for name in names)
 
 
-def _visit_list(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit_list(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
     """`test && action`: the action stands under the test."""
     children = node.named_children
     if len(children) != 2:
@@ -260,11 +232,11 @@ def _visit_list(state: _State, node: tree_sitter.Node, depth: int) -> None:
     left, right = children
     _visit(state, left, depth + 1)
     operator = next((child.type for child in node.children if not child.is_named), "")
-    is_test = left.type in ("test_command", "negated_command") or _is_probe(_source(left))
+    is_test = left.type in ("test_command", "negated_command") or _is_probe(source_text(left))
     if operator == "&&" and not is_test:
         _visit(state, right, depth + 1)
         return
-    guard = accelerator_test(_source(left)[:300]) if operator == "&&" else ""
+    guard = accelerator_test(source_text(left)[:300]) if operator == "&&" else ""
     _in_branch(state, f"list:{node.start_byte}", guard, right, depth + 1)
 
 
@@ -272,18 +244,18 @@ def _is_probe(text: str) -> bool:
     return bool(re.match(r"\s*(command -v|which|type|test|hash|grep|nvidia-smi|rocm-smi|npu-smi)\b", text))
 
 
-def _visit_case(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit_case(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
     subject = node.child_by_field_name("value")
     items = [child for child in node.named_children if child.type == "case_item"]
-    default = any(_source(item).lstrip().lstrip("(").startswith("*)") for item in items)
-    guarded = "" if default or subject is None else accelerator_test(_source(subject)[:300])
+    default = any(source_text(item).lstrip().lstrip("(").startswith("*)") for item in items)
+    guarded = "" if default or subject is None else accelerator_test(source_text(subject)[:300])
     for number, item in enumerate(items):
         for child in item.named_children:
             _in_branch(state, f"case:{node.start_point[0]}:{number}", guarded, child, depth + 1)
 
 
-def _visit_declaration(state: _State, node: tree_sitter.Node, depth: int) -> None:
-    words = _source(node).split(None, 2)
+def _visit_declaration(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
+    words = source_text(node).split(None, 2)
     exports = words[0] == "export" or (len(words) > 1 and re.fullmatch(r"-\w*x\w*", words[1]) is not None)
     if words[0] == "export" and len(words) > 1 and words[1] == "-n":
         return
@@ -291,22 +263,25 @@ def _visit_declaration(state: _State, node: tree_sitter.Node, depth: int) -> Non
         if child.type == "variable_assignment":
             _assign(state, child, export=exports, depth=depth)
         elif child.type == "variable_name" and exports:
-            known = state.local.pop(_source(child), None)
+            known = state.local.pop(source_text(child), None)
             if known is not None:
-                _set(state, known, export=True)
+                set_variable(state, known, export=True)
 
 
-def _visit_assignment(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit_assignment(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
     _assign(state, node, export=state.allexport, depth=depth)
 
 
-def _assign(state: _State, node: tree_sitter.Node, *, export: bool, depth: int) -> None:
+def _assign(state: ShellState, node: tree_sitter.Node, *, export: bool, depth: int) -> None:
     name_node = node.child_by_field_name("name")
     value_node = node.child_by_field_name("value")
     if name_node is None or name_node.type != "variable_name":
         return
-    name = _source(name_node)
-    value, overridable = _read_word(state, value_node, name) if value_node is not None else ("", "")
+    name = source_text(name_node)
+    if value_node is not None and value_node.type == "array":
+        assign_array(state, name, value_node, append="+=" in source_text(node)[: len(name) + 2])
+        return
+    value, overridable = read_word(state, value_node, name) if value_node is not None else ("", "")
     _visit_substitutions(state, value_node, depth)
     setting = EnvSet(
         name=name,
@@ -317,10 +292,10 @@ def _assign(state: _State, node: tree_sitter.Node, *, export: bool, depth: int) 
         scope=state.scope,
         branch=state.branch,
     )
-    _set(state, setting, export=export or name in state.exported)
+    set_variable(state, setting, export=export or name in state.exported)
 
 
-def _visit_substitutions(state: _State, node: tree_sitter.Node | None, depth: int) -> None:
+def _visit_substitutions(state: ShellState, node: tree_sitter.Node | None, depth: int) -> None:
     if node is None or depth > MAX_DEPTH or b"$(" not in (node.text or b""):
         return
     for child in node.named_children:
@@ -328,26 +303,17 @@ def _visit_substitutions(state: _State, node: tree_sitter.Node | None, depth: in
             _visit_block(state, child, depth + 1)
 
 
-def _set(state: _State, setting: EnvSet, *, export: bool) -> None:
-    if export:
-        state.exported[setting.name] = setting
-        state.local.pop(setting.name, None)
-        state.settings.append(setting)
-    else:
-        state.local[setting.name] = setting
-
-
-def _visit_unset(state: _State, node: tree_sitter.Node, _depth: int) -> None:
+def _visit_unset(state: ShellState, node: tree_sitter.Node, _depth: int) -> None:
     for child in node.named_children:
-        name = _source(child)
+        name = source_text(child)
         if name in state.exported:
             before = state.exported[name]
             gone = replace(before, value=None, unset=True, place=state.place(node), overridable="", guard="")
-            _set(state, replace(gone, branch=state.branch), export=True)
+            set_variable(state, replace(gone, branch=state.branch), export=True)
         state.local.pop(name, None)
 
 
-def _visit_command(state: _State, node: tree_sitter.Node, depth: int) -> None:
+def _visit_command(state: ShellState, node: tree_sitter.Node, depth: int) -> None:
     words: list[str] = []
     place = state.place(node)
     environment = dict(state.exported)
@@ -356,7 +322,7 @@ def _visit_command(state: _State, node: tree_sitter.Node, depth: int) -> None:
             _prefix_assignment(state, child, environment, depth)
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect", "comment"):
             inner = child.named_children[0] if child.type == "command_name" and child.named_children else child
-            words.append(_read_word(state, inner, "")[0])
+            words.extend(expand_words(state, inner))
             _visit_substitutions(state, inner, depth)
     if words:
         _run(state, words, place, environment)
@@ -364,15 +330,17 @@ def _visit_command(state: _State, node: tree_sitter.Node, depth: int) -> None:
         raise TooMany
 
 
-def _prefix_assignment(state: _State, node: tree_sitter.Node, environment: dict[str, EnvSet], depth: int) -> None:
-    shadow = _State(path=state.path, offset=state.offset, exported=environment, local=state.local)
+def _prefix_assignment(state: ShellState, node: tree_sitter.Node, environment: dict[str, EnvSet], depth: int) -> None:
+    shadow = ShellState(
+        path=state.path, offset=state.offset, exported=environment, local=state.local, arrays=state.arrays
+    )
     shadow.branch, shadow.guard, shadow.scope = state.branch, state.guard, state.scope
     _assign(shadow, node, export=True, depth=depth)
     state.settings.extend(shadow.settings)
     environment.update(shadow.exported)
 
 
-def _run(state: _State, words: list[str], place: Place, environment: dict[str, EnvSet]) -> None:
+def _run(state: ShellState, words: list[str], place: Place, environment: dict[str, EnvSet]) -> None:
     name = words[0]
     if name in ("source", ".") and len(words) > 1:
         state.sources.append(words[1])
@@ -388,29 +356,25 @@ def _run(state: _State, words: list[str], place: Place, environment: dict[str, E
         _start(state, words, place, environment)
 
 
-def _start(state: _State, words: list[str], place: Place, environment: dict[str, EnvSet]) -> None:
+def _start(state: ShellState, words: list[str], place: Place, environment: dict[str, EnvSet]) -> None:
     outcome = read_command(words, place, environment, slurm_export=state.slurm_export, scope=state.scope)
     starts = tuple(_add_local(state, start) for start in outcome.starts)
     _take_outcome(state, replace(outcome, starts=starts), place)
 
 
-def _add_local(state: _State, start: Start) -> Start:
+def _add_local(state: ShellState, start: Start) -> Start:
     """Settings that were assigned but never exported are lost to every command."""
     lost = []
     named = {setting.name for setting in start.settings}
     for setting in state.local.values():
-        if (
-            setting.name in VARIABLES
-            and setting.name not in named
-            and not any(f"${setting.name}" in word for word in words)
-        ):
+        if setting.name in VARIABLES and setting.name not in named:
             reason = "it is assigned but not exported, so no command sees it"
             lost.append(Blocked(setting=setting, place=setting.place, reason=reason))
     hardware = start.hardware or state.hardware
     return replace(start, blocked=(*start.blocked, *lost), hardware=hardware)
 
 
-def _take_outcome(state: _State, outcome: Outcome, place: Place) -> None:
+def _take_outcome(state: ShellState, outcome: Outcome, place: Place) -> None:
     state.images.extend(outcome.images)
     state.installs.extend(outcome.installs)
     state.starts.extend(outcome.starts)
@@ -431,80 +395,6 @@ def _take_outcome(state: _State, outcome: Outcome, place: Place) -> None:
         state.settings.extend(inner.settings)
         state.installs.extend(inner.installs)
         state.requests.extend(inner.requests)
-
-
-def _read_word(state: _State, node: tree_sitter.Node, assigning: str) -> tuple[str, str]:
-    """A word's text, UNKNOWN where it is not certain, and how it can be overridden ("" when it cannot)."""
-    kind = node.type
-    if kind in ("word", "number", "variable_name", "test_operator", "file_descriptor", "extglob_pattern", "regex"):
-        return re.sub(r"\\(.)", r"\1", _source(node), flags=re.DOTALL), ""
-    if kind == "raw_string":
-        return _source(node)[1:-1], ""
-    if kind == "string":
-        return _read_string(state, node, assigning)
-    if kind == "concatenation":
-        pieces = [_read_word(state, child, assigning) for child in node.named_children]
-        return "".join(text for text, _ in pieces), next((how for _, how in pieces if how), "")
-    if kind == "simple_expansion":
-        return _known_value(state, _source(node)[1:]), ""
-    if kind == "expansion":
-        return _read_expansion(state, node, assigning)
-    if kind == "command_substitution" and re.match(r"(\$\(|`)\s*date\b", _source(node)):
-        return f"{UNKNOWN}CLOCK", ""
-    return UNKNOWN, ""
-
-
-def _read_string(state: _State, node: tree_sitter.Node, assigning: str) -> tuple[str, str]:
-    text: list[str] = []
-    how = ""
-    position = node.start_byte + 1
-    raw = node.text or b""
-    for child in node.named_children:
-        text.append(raw[position - node.start_byte : child.start_byte - node.start_byte].decode(errors="replace"))
-        position = child.end_byte
-        if child.type == "string_content":
-            text.append(re.sub(r'\\(["\\$`\n])', r"\1", _source(child)))
-        else:
-            piece, found = _read_word(state, child, assigning)
-            text.append(piece)
-            how = how or found
-    text.append(raw[position - node.start_byte : -1].decode(errors="replace"))
-    return "".join(text), how
-
-
-def _known_value(state: _State, name: str) -> str:
-    setting = state.local.get(name) or state.exported.get(name)
-    if name == "RANDOM":
-        return f"{UNKNOWN}RANDOM"
-    if (
-        setting is None
-        or setting.value is None
-        or setting.unset
-        or setting.branch != state.branch[: len(setting.branch)]
-    ):
-        return UNKNOWN
-    return setting.value
-
-
-def _read_expansion(state: _State, node: tree_sitter.Node, assigning: str) -> tuple[str, str]:
-    """`${NAME}` and `${NAME:-default}`; the rest is unknown."""
-    match = re.fullmatch(r"\$\{(\w+)(?:(:?[-=])(.*))?\}", _source(node), re.DOTALL)
-    if match is None:
-        return UNKNOWN, ""
-    name, operator, default = match[1], match[2], match[3]
-    if operator is None:
-        return _known_value(state, name), ""
-    known = _known_value(state, name)
-    if known != UNKNOWN and name != assigning:
-        return known, ""
-    value = default.strip("\"'")
-    if "$" in value or "`" in value:
-        value = UNKNOWN
-    if "=" in operator:
-        how = f"${{{name}{operator}{default}}}"
-        setting = EnvSet(name=name, value=value, place=state.place(node), overridable=how, branch=state.branch)
-        _set(state, setting, export=state.allexport or name in state.exported)
-    return value, f"${{{name}{operator}{default}}}"
 
 
 _HANDLERS = {

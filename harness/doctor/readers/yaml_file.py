@@ -1,7 +1,7 @@
 """YAML files: compose, Kubernetes manifests, Helm values and templates, engine configuration files.
 
 It knows which mapping is a container: one with an image. Template actions (`{{ … }}`) are set aside: a scalar that
-holds one is unknown, a line that is nothing but one is blank, and whatever it might have added leaves the environment open.
+holds one is unknown, a line that is nothing but one is blank, and what it might have added leaves the environment open.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from harness.doctor.command import UNKNOWN
 from harness.doctor.facts import Document, EnvSet, Image, Mount, Problem, Replica, Request, Start
 from harness.doctor.finding import Place
 from harness.doctor.nodes import Node, Unparsable, parse_yaml, walk_nodes
-from harness.doctor.readers.containers import Container, find_containers, read_mounts
+from harness.doctor.process import UNKNOWN
+from harness.doctor.readers.containers import Container, find_containers
+from harness.doctor.readers.mounts import read_mounts
 from harness.doctor.readers.replicas import compose_replicas, service_replicas
 
 TEMPLATED = "\ufffdtemplate\ufffd"
-_ACTION_LINE = re.compile(r"^\s*(-\s+)?\{\{.*\}\}\s*(#.*)?$")
+MAX_LINE = 20_000
+_ACTION_LINE = re.compile(r"^\s*\{\{.*\}\}\s*(#.*)?$")
+_ACTION_KEY = re.compile(r"^\s*\{\{[^}]*\}\}\s*:")
+_WRITES = re.compile(r"include|toYaml|range|tpl|template|with")
 _ACTION = re.compile(r"\{\{.*?\}\}")
 
 
@@ -67,13 +71,35 @@ def neutralise(text: str) -> tuple[str, bool]:
     """The text without template actions, lines kept, and whether a whole line came from a template."""
     opened = False
     lines = []
-    for line in text.split("\n"):
-        if len(line) < 20_000 and _ACTION_LINE.match(line):
-            opened = opened or bool(re.search(r"include|toYaml|range|tpl|template", line))
+    for line in _join_actions(text).split("\n"):
+        if len(line) > MAX_LINE:
+            lines.append(line)
+        elif _ACTION_LINE.match(line) and not _ACTION_KEY.match(line):
+            opened = opened or bool(_WRITES.search(line))
             lines.append("")
         else:
-            lines.append(_ACTION.sub(TEMPLATED, line) if len(line) < 20_000 else line)
+            lines.append(_ACTION.sub(TEMPLATED, line))
     return "\n".join(lines), opened
+
+
+def _join_actions(text: str) -> str:
+    """An action over several lines moves to its first line; as many blank lines follow."""
+    parts: list[str] = []
+    position = 0
+    while (begin := text.find("{{", position)) >= 0:
+        end = text.find("}}", begin)
+        if end < 0:
+            break
+        action = text[begin : end + 2]
+        if "\n" in action and len(action) < MAX_LINE:
+            rest = text.find("\n", end)
+            tail = text[end + 2 : rest if rest >= 0 else len(text)]
+            parts.append(text[position:begin] + " ".join(action.split()) + tail + "\n" * action.count("\n"))
+            position = rest if rest >= 0 else len(text)
+        else:
+            parts.append(text[position : end + 2])
+            position = end + 2
+    return "".join(parts) + text[position:]
 
 
 def _config_maps(path: str, roots: list[Node]) -> dict[str, list[EnvSet]]:

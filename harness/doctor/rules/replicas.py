@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from harness.doctor.command import UNKNOWN, read_options
 from harness.doctor.facts import Replica
 from harness.doctor.finding import Hit, Place, Rule, Severity
 from harness.doctor.launch import Scan
+from harness.doctor.options import read_options
+from harness.doctor.process import UNKNOWN
 
 _OWN = frozenset({"port", "host", "served_model_name", "node_rank", "rank", "dist_init_addr", "nccl_port", "device_id"})
 _OWN_SETTINGS = ("VISIBLE_DEVICES", "_PORT", "_HOST", "_RANK", "HOSTNAME", "POD_NAME", "_NAME", "LOG", "_TOKEN", "_KEY")

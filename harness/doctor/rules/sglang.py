@@ -46,7 +46,7 @@ def find_attention(launch: Launch) -> Iterator[Hit]:
 
 def find_radix(launch: Launch) -> Iterator[Hit]:
     """A radix cache that the flag switches off."""
-    if not _sglang(launch) or not launch.mode_on or launch.option("disable_radix_cache") is not None:
+    if not _sglang(launch) or not launch.mode_on or not launch.lacks("disable_radix_cache"):
         return
     backend = launch.option("attention_backend")
     if backend == "flashinfer":

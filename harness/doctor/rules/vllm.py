@@ -13,6 +13,7 @@ from harness.doctor.finding import Hit, Rule, Severity
 from harness.doctor.launch import Launch, Scan
 
 MODE = "VLLM_BATCH_INVARIANT"
+OLD_MODE = "VLLM_KERNEL_OVERRIDE_BATCH_INVARIANT"
 _INVARIANT_BACKENDS = frozenset(
     {"FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "FLASH_ATTN_MLA", "TRITON_MLA", "FLASH_ATTN_VLLM_V1"}
 )
@@ -22,7 +23,6 @@ _UNSUPPORTED_HARDWARE = {
     "cpu": "a CPU (the first forward pass fails there: no Triton kernels)",
     "tpu": "a TPU",
     "gaudi": "Gaudi",
-    "ascend": "Ascend (vllm-ascend has no such mode yet)",
 }
 _INVARIANT_QUANTIZATION = frozenset({"awq", "auto_awq", "awq_marlin", "nvfp4", "modelopt_fp4", "modelopt", "humming"})
 
@@ -53,6 +53,8 @@ def find_missing(launch: Launch) -> Iterator[Hit]:
     """vLLM started without the mode."""
     if launch.engine != "vllm" or launch.state(MODE) != "absent" or launch.open or MODE in launch.misspelt:
         return
+    if launch.last(OLD_MODE) is not None:
+        return  # find_old_name says it, or an early version still reads it
     if any(lost.setting.name == MODE for lost in launch.blocked) or _unset(launch, MODE):
         return
     yield Hit(launch.start.place, f"vLLM is started and nothing that reaches it sets {MODE}", MODE)
@@ -71,6 +73,14 @@ def find_attention(launch: Launch) -> Iterator[Hit]:
             launch.options["attention_backend"].place if "attention_backend" in launch.options else launch.start.place
         )
         yield Hit(place, f"attention backend {backend} does not declare batch invariance", backend)
+
+
+def find_old_name(scan: Scan) -> Iterator[Hit]:
+    """The name the mode had in its first weeks, which recent versions do not read."""
+    old = [launch.start.version for launch in scan.launches if not _at_least(launch.start.version, (0, 26))]
+    for setting in scan.settings:
+        if setting.name == OLD_MODE and not setting.unset and not old:
+            yield Hit(setting.place, f"{OLD_MODE} is an old name that vLLM no longer reads; it is {MODE} now", OLD_MODE)
 
 
 def find_attention_variable(scan: Scan) -> Iterator[Hit]:
@@ -118,7 +128,9 @@ def find_sampler(launch: Launch) -> Iterator[Hit]:
         return
     if launch.state("VLLM_USE_FLASHINFER_SAMPLER") in ("false", "unknown"):
         return
-    if (launch.option("logprobs_mode") or "").startswith("processed_") or launch.start.hardware in ("cpu", "rocm"):
+    if not launch.lacks("logprobs_mode") and launch.option("logprobs_mode") != "raw_logprobs":
+        return
+    if launch.start.hardware in ("cpu", "rocm"):
         return
     yield Hit(launch.start.place, "top-k/top-p sampling may take FlashInfer's sampler under the mode", "sampler")
 
@@ -142,6 +154,8 @@ def find_autotune(launch: Launch) -> Iterator[Hit]:
     """Autotuners left free to choose other kernels after a restart."""
     if not _vllm_on(launch) or launch.start.hardware == "cpu":
         return
+    if not _at_least(launch.start.version, (0, 26)):
+        return  # the switches are not there yet
     loose = []
     if launch.state("VLLM_TRITON_FORCE_FIRST_CONFIG") not in ("true", "unknown"):
         loose.append("Triton (VLLM_TRITON_FORCE_FIRST_CONFIG=1 stops it)")
@@ -152,7 +166,7 @@ def find_autotune(launch: Launch) -> Iterator[Hit]:
 
 
 def _flashinfer_settled(launch: Launch) -> bool:
-    off = launch.option("no_enable_flashinfer_autotune") is not None
+    off = launch.start.options_open or launch.option("no_enable_flashinfer_autotune") is not None
     off = off or launch.option("enable_flashinfer_autotune") in ("false", "?")
     level = launch.option("optimization_level")
     nested = launch.option("kernel_config") or ""
@@ -169,6 +183,8 @@ def find_head_size(launch: Launch) -> Iterator[Hit]:
         return
     if attention_backend(launch) not in ("", "FLASH_ATTN", "AUTO", "NONE"):
         return
+    if not attention_backend(launch) and launch.start.options_open:
+        return
     if launch.option("attention_config.flash_attn_version") == "2":
         return
     shown = model if has_head_64(model) else "the model beside it"
@@ -179,7 +195,7 @@ def find_prefix_cache(launch: Launch) -> Iterator[Hit]:
     """Prefix caching that the mode drops in silence."""
     if not _vllm_on(launch) or attention_backend(launch) not in ("TRITON_MLA", "FLASHINFER"):
         return
-    off = launch.option("no_enable_prefix_caching") is not None or launch.option("enable_prefix_caching") == "false"
+    off = not launch.lacks("no_enable_prefix_caching") or launch.option("enable_prefix_caching") == "false"
     if not off:
         backend = attention_backend(launch)
         yield Hit(launch.start.place, f"prefix caching is switched off under the mode with {backend}", backend)
@@ -212,6 +228,16 @@ RULES = (
         mend="Set VLLM_BATCH_INVARIANT=1 before vLLM is imported.",
         facts="measured on an H200 with 0.26.0: one prompt 1000 times at temperature 0",
         launch=find_missing,
+    ),
+    Rule(
+        id="vllm-old-variable",
+        engine="vllm",
+        severity=Severity.ERROR,
+        title="The batch-invariant mode under its first name",
+        why="Recent versions ignore the name, so the mode is off.",
+        mend="Set VLLM_BATCH_INVARIANT=1 instead.",
+        facts="introduced by PR 25603; 0.26.0 and 0.32.0 read VLLM_BATCH_INVARIANT only",
+        scan=find_old_name,
     ),
     Rule(
         id="vllm-attention-backend",
@@ -270,7 +296,7 @@ RULES = (
         title="Autotuning under the batch-invariant mode",
         why="The mode does not stop autotuners, and what they choose can change with every restart.",
         mend="Set VLLM_TRITON_FORCE_FIRST_CONFIG=1 and --no-enable-flashinfer-autotune (or keep the tuning cache).",
-        facts="0.32.0: FlashInfer autotune is on from -O1; vllm#54506, #33279, PR 42425",
+        facts="0.26.0 and newer; 0.32.0: FlashInfer autotune is on from -O1; vllm#54506, #33279, PR 42425",
         launch=find_autotune,
     ),
     Rule(

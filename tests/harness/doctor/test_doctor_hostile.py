@@ -183,7 +183,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
 MANY = {
     "starts.py": "from vllm import LLM\nimport os\n" + 'os.environ["VLLM_BATCH_INVARIANT"] = "1"\nLLM("m")\n' * 700,
     "settings.py": "import os\n" + "".join(f'os.environ["VLLM_BATCH_INV_{n:05}"] = "1"\n' for n in range(6_000)),
-    "starts.sh": "export VLLM_BATCH_INVARIANT=1\nA=1 vllm serve m\n" * 400,
+    "starts.sh": "export VLLM_BATCH_INVARIANT=1\nA=1 vllm serve m\n" * 700,
     "settings.env": "".join(f"VLLM_BATCH_INV_{n:05}=1\n" for n in range(6_000)),
     "services.yaml": "services:\n"
     + "".join(f"  s{n}: {{image: 'vllm/vllm-openai:v0.26.0', command: m}}\n" for n in range(600)),

@@ -141,8 +141,8 @@ def traces(lengths=(3, 2), seed=0, topk=2, companions=0):
         ),
         positions=PositionTable(
             token=tokens, pick=tokens.copy(), logprob=random.standard_normal(n).astype(np.float32),
-            topk_ids=random.integers(0, 100, (n, topk)).astype(np.int32),
-            topk_logprobs=random.standard_normal((n, topk)).astype(np.float32), logits_digest=None,
+            topk_ids=np.argsort(random.random((n, 100)), axis=1)[:, :topk].astype(np.int32),
+            topk_logprobs=-np.sort(random.random((n, topk)), axis=1).astype(np.float32), logits_digest=None,
         ),
         steps=None, counters=(),
     )  # fmt: skip

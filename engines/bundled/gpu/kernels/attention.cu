@@ -35,121 +35,186 @@ struct Tile {
   }
 };
 
-template <int QT>
+// THREADS threads take 256 / THREADS keys each.
+template <int QT, int THREADS>
 DEVICE void score_tile(const AttentionArguments& a) {
-  SHARED(float, q);  // [QT][DIM] scaled queries, then [QT][8] maxima of warps
+  constexpr int KEYS = 256 / THREADS, WARPS = THREADS / 32;
+  SHARED(float, q);  // [QT][DIM] scaled queries, then [QT][WARPS] maxima of warps and [QT] lengths
   float* top = q + QT * DIM;
+  int* length = reinterpret_cast<int*>(top + QT * WARPS);
   let_next_start();
   wait_previous();
   const Tile tile(a);
-  const int t = threadIdx.x, key = tile.begin + t, longest = tile.length(a, tile.pairs - 1);
+  const int t = threadIdx.x, longest = tile.length(a, tile.pairs - 1);
   if (tile.begin >= longest) return;
-  for (int i = t; i < QT * DIM; i += 256) {
+  for (int i = t; i < QT * DIM; i += THREADS) {
     const int pair = i / DIM;
     q[i] = pair < tile.pairs ? mul(a.qkv[static_cast<long>(tile.token(pair)) * QKV + tile.query_head(pair) * DIM + i % DIM],
                                    a.scale)
                              : 0.0f;
   }
+  if (t < QT) length[t] = t < tile.pairs ? tile.length(a, t) : 0;
+  const float* from[KEYS];
+  bool here[KEYS];
+  float sum[QT][KEYS];
+#pragma unroll
+  for (int n = 0; n < KEYS; n++) {
+    const int i = t + n * THREADS;
+    here[n] = i < a.key_chunk && tile.begin + i < longest;
+    from[n] = a.keys + (here[n] ? key_at(tile.table, tile.begin + i, tile.head) : 0);
+#pragma unroll
+    for (int p = 0; p < QT; p++) sum[p][n] = 0.0f;
+  }
+  float4 next[2][KEYS], k[2][KEYS];
+  auto fetch = [&](int d) {
+#pragma unroll
+    for (int u = 0; u < 2; u++)
+#pragma unroll
+      for (int n = 0; n < KEYS; n++)
+        if (here[n]) next[u][n] = load4(from[n] + (d / 4 + u) * KEY_STRIDE);
+  };
+  fetch(0);
   __syncthreads();
-  const bool here = t < a.key_chunk && key < longest;
-  float sum[QT];
+#pragma unroll 2
+  for (int d = 0; d < DIM; d += 8) {
 #pragma unroll
-  for (int p = 0; p < QT; p++) sum[p] = 0.0f;
-  if (here) {
-    const float* from = a.keys + key_at(tile.table, key, tile.head);
-#pragma unroll 1
-    for (int d = 0; d < DIM; d += 16) {
-      float4 k[4];
+    for (int u = 0; u < 2; u++)
 #pragma unroll
-      for (int u = 0; u < 4; u++) k[u] = load4(from + (d / 4 + u) * KEY_STRIDE);
+      for (int n = 0; n < KEYS; n++) k[u][n] = next[u][n];
+    if (d + 8 < DIM) fetch(d + 8);
 #pragma unroll
-      for (int p = 0; p < QT; p++)
+    for (int u = 0; u < 2; u++)
 #pragma unroll
-        for (int u = 0; u < 4; u++) sum[p] = chain4(load4(q + p * DIM + d + u * 4), k[u], sum[p]);
-    }
+      for (int p = 0; p < QT; p++) {
+        const float4 v = load4(q + p * DIM + d + u * 4);
+#pragma unroll
+        for (int n = 0; n < KEYS; n++) sum[p][n] = chain4(v, k[u][n], sum[p][n]);
+      }
   }
 #pragma unroll
   for (int p = 0; p < QT; p++) {
-    const bool seen = here && p < tile.pairs && key < tile.length(a, p);
-    if (seen) a.scores[tile.index(a, p) * a.chunks * a.key_chunk + key] = sum[p];
-    const float m = warp_maximum(seen ? sum[p] : -INFINITY);
-    if ((t & 31) == 0) top[p * 8 + t / 32] = m;
+    float m = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < KEYS; n++) {
+      const int key = tile.begin + t + n * THREADS;
+      if (!here[n] || key >= length[p]) continue;
+      a.scores[tile.index(a, p) * a.chunks * a.key_chunk + key] = sum[p][n];
+      m = sum[p][n] > m ? sum[p][n] : m;
+    }
+    m = warp_maximum(m);
+    if ((t & 31) == 0) top[p * WARPS + t / 32] = m;
   }
   __syncthreads();
   if (t < tile.pairs) {
-    float m = top[t * 8];
-    for (int w = 1; w < 8; w++) m = top[t * 8 + w] > m ? top[t * 8 + w] : m;
+    float m = top[t * WARPS];
+    for (int w = 1; w < WARPS; w++) m = top[t * WARPS + w] > m ? top[t * WARPS + w] : m;
     a.maxima[tile.index(a, t) * a.chunks + blockIdx.x] = m;
   }
 }
-KERNEL(scores_4, AttentionArguments, 256) { score_tile<4>(a); }
-KERNEL(scores_16, AttentionArguments, 256) { score_tile<16>(a); }
+KERNEL(scores_4, AttentionArguments, 256) { score_tile<4, 256>(a); }
+KERNEL(scores_16, AttentionArguments, 128) { score_tile<16, 128>(a); }
+
+// P V continued over keys [begin, end) of a chunk for PAIRS pairs and DIMS dimensions. `v` holds values from key `begin`
+// on, SLAB floats apart.
+constexpr int SLAB = DIM < 64 ? DIM : 64, STAGED = 128;
+template <int PAIRS, int DIMS, int QT>
+DEVICE void weigh_pairs(const float* weight, const float* v, const int* count, int begin, int end, float (&o)[PAIRS][DIMS]) {
+  int all = end;
+#pragma unroll
+  for (int u = 0; u < PAIRS; u++) all = count[u] > 0 ? least(all, count[u]) : all;
+  auto one = [&](int i, bool guarded) {
+    float x[DIMS], w[PAIRS];
+#pragma unroll
+    for (int j = 0; j < DIMS; j++) x[j] = v[(i - begin) * SLAB + j];
+#pragma unroll
+    for (int u = 0; u < PAIRS; u += 4) {
+      const float4 four = load4(weight + i * QT + u);
+      w[u] = four.x, w[u + 1] = four.y, w[u + 2] = four.z, w[u + 3] = four.w;
+    }
+#pragma unroll
+    for (int u = 0; u < PAIRS; u++)
+      if (!guarded || i < count[u])
+#pragma unroll
+        for (int j = 0; j < DIMS; j++) o[u][j] = fma(w[u], x[j], o[u][j]);
+  };
+  int i = begin;
+#pragma unroll 4
+  for (; i < all; i++) one(i, false);  // every pair with keys here sees these; what the others add up is not stored
+  for (; i < end; i++) one(i, true);
+}
 
 template <int QT>
 DEVICE void weigh_tile(const AttentionArguments& a) {
-  SHARED(float, weight);                                           // [256][QT]
-  long* base = reinterpret_cast<long*>(weight + 256 * QT);         // [256] where each key's value stands
-  float* top = reinterpret_cast<float*>(base + 256);               // [QT] maximum of the pair's whole row
-  int* count = reinterpret_cast<int*>(top + QT);                   // [QT] keys of this chunk that the pair sees
+  constexpr int PAIRS = QT == 4 ? 4 : 8, DIMS = QT == 4 ? 2 : 4, LANES = SLAB / DIMS;
+  SHARED(float, values);                                    // [STAGED][SLAB]
+  float* weight = values + STAGED * SLAB;                   // [256][QT]
+  long* base = reinterpret_cast<long*>(weight + 256 * QT);  // [256] where each key's value stands
+  float* top = reinterpret_cast<float*>(base + 256);        // [QT] maximum of the pair's whole row
+  int* count = reinterpret_cast<int*>(top + QT);            // [QT] keys of this chunk that the pair sees
   let_next_start();
   wait_previous();
   const Tile tile(a);
   const int t = threadIdx.x, key = tile.begin + t, longest = tile.length(a, tile.pairs - 1);
   if (tile.begin >= longest) return;
+  const int most = least(a.key_chunk, longest - tile.begin);
+  auto fetch = [&](int begin, int d0) {
+    for (int i = t; i < least(STAGED, most - begin) * (SLAB / 4); i += 256)
+      copy16(values + i * 4, a.values + base[begin + i / (SLAB / 4)] + d0 + i % (SLAB / 4) * 4, true);
+    commit_copies();
+  };
+  base[t] = t < most ? value_at(tile.table, key, tile.head) : 0;
   if (t < QT) {
     count[t] = t < tile.pairs ? least(a.key_chunk, tile.length(a, t) - tile.begin) : 0;
     float m = -INFINITY;
     if (count[t] > 0)
-      for (int c = 0; c * a.key_chunk < tile.length(a, t); c++) {
+#pragma unroll 4
+      for (int c = 0; c <= (tile.length(a, t) - 1) / a.key_chunk; c++) {
         const float other = a.maxima[tile.index(a, t) * a.chunks + c];
         m = other > m ? other : m;
       }
     top[t] = m;
   }
-  base[t] = t < a.key_chunk && key < longest ? value_at(tile.table, key, tile.head) : 0;
   __syncthreads();
+  fetch(0, 0);
+  float score[QT];
 #pragma unroll
   for (int p = 0; p < QT; p++)
-    weight[t * QT + p] =
-        t < count[p] ? exp1(sub(a.scores[tile.index(a, p) * a.chunks * a.key_chunk + key], top[p])) : 0.0f;
+    score[p] = t < count[p] ? a.scores[tile.index(a, p) * a.chunks * a.key_chunk + key] : 0.0f;
+#pragma unroll
+  for (int p = 0; p < QT; p++) weight[t * QT + p] = t < count[p] ? exp1(sub(score[p], top[p])) : 0.0f;
+  wait_copies<0>();
   __syncthreads();
-  const int half = t / 16;
-  if (half < QT) {  // 16 lanes a pair, whole warps
+  const int half = 15 - t / 16;  // the last warps add up weights: 16 lanes a pair
+  if (half < QT) {
     float s = 0.0f;
     for (int i = t & 15; i < count[half]; i += 16) s = add(s, weight[i * QT + half]);
     s = fold_lanes(s);
     if ((t & 15) == 0 && count[half] > 0) a.sums[tile.index(a, half) * a.chunks + blockIdx.x] = s;
   }
-  for (int item = t; item < DIM * (QT / 4); item += 256) {
-    const int d = item % DIM, p0 = item / DIM * 4;
-    int n[4];
+  const int d = t % LANES * DIMS, first = t / LANES * PAIRS;
+  for (int d0 = 0; d0 < DIM; d0 += SLAB) {
+    float o[PAIRS][DIMS];
 #pragma unroll
-    for (int u = 0; u < 4; u++) n[u] = count[p0 + u];
-    float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    int all = 256;
+    for (int u = 0; u < PAIRS; u++)
 #pragma unroll
-    for (int u = 0; u < 4; u++) all = n[u] > 0 ? least(all, n[u]) : all;
-    const int most = least(a.key_chunk, longest - tile.begin);
-    all = least(all, most);
-    const float* v = a.values + d;
-    int i = 0;
-#pragma unroll 8
-    for (; i < all; i++) {  // every pair with keys here sees these; what the others add up is not stored
-      const float x = v[base[i]];
-      const float4 w = load4(weight + i * QT + p0);
-      o[0] = fma(w.x, x, o[0]);
-      o[1] = fma(w.y, x, o[1]);
-      o[2] = fma(w.z, x, o[2]);
-      o[3] = fma(w.w, x, o[3]);
+      for (int j = 0; j < DIMS; j++) o[u][j] = 0.0f;
+    for (int begin = 0; begin < most; begin += STAGED) {
+      if (d0 + begin > 0) {
+        __syncthreads();
+        fetch(begin, d0);
+        wait_copies<0>();
+        __syncthreads();
+      }
+      if (first < QT)
+        weigh_pairs<PAIRS, DIMS, QT>(weight + first, values + d, count + first, begin, least(most, begin + STAGED), o);
     }
-    for (; i < most; i++) {
-      const float x = v[base[i]];
+    if (first >= QT) continue;
 #pragma unroll
-      for (int u = 0; u < 4; u++) o[u] = i < n[u] ? fma(weight[i * QT + p0 + u], x, o[u]) : o[u];
-    }
+    for (int u = 0; u < PAIRS; u++)
+      if (count[first + u] > 0)
 #pragma unroll
-    for (int u = 0; u < 4; u++)
-      if (n[u] > 0) a.outputs[(tile.index(a, p0 + u) * a.chunks + blockIdx.x) * DIM + d] = o[u];
+        for (int j = 0; j < DIMS; j++)
+          a.outputs[(tile.index(a, first + u) * a.chunks + blockIdx.x) * DIM + d0 + d + j] = o[u][j];
   }
 }
 KERNEL(weigh_4, AttentionArguments, 256) { weigh_tile<4>(a); }
@@ -162,11 +227,8 @@ KERNEL(combine_chunks, AttentionArguments, 256) {
   const int m = a.first_row + blockIdx.x, chunks = a.position[m] / a.key_chunk + 1;
   for (int i = threadIdx.x; i < HEADS * DIM; i += 256) {
     const long index = (static_cast<long>(blockIdx.x) * HEADS + i / DIM) * a.chunks;
-    Tree output, sum;
-    for (int c = 0; c < chunks; c++) {
-      output.push(a.outputs[(index + c) * DIM + i % DIM]);
-      sum.push(a.sums[index + c]);
-    }
-    a.out[static_cast<long>(m) * HEADS * DIM + i] = divide(output.close(), sum.close());
+    const float output = tree_over(chunks, [&](int c) { return a.outputs[(index + c) * DIM + i % DIM]; });
+    const float sum = tree_over(chunks, [&](int c) { return a.sums[index + c]; });
+    a.out[static_cast<long>(m) * HEADS * DIM + i] = divide(output, sum);
   }
 }

@@ -17,7 +17,8 @@ constexpr int GATE_UNITS = (2 * WIDTH / 8 * HIDDEN_CHUNKS + CLUSTER - 1) / CLUST
 constexpr int UNIT = WIDTH * 8;  // floats of eight columns of one chunk
 constexpr int UNITS = CLUSTER * SLOTS;
 constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int VALUES = CHUNK_KEYS * DIM, SCORES = GROUP * CHUNK_KEYS;
+constexpr int NEAR_KEYS = 128;  // keys that each block attends to by itself; keys whose values are staged at a time
+constexpr int VALUES = NEAR_KEYS * DIM, SCORES = GROUP * CHUNK_KEYS;
 
 struct DecodeArguments {
   const float* base;   // (M, HIDDEN) the residual stream without `parts`; null: rows of the embedding
@@ -40,28 +41,52 @@ struct DecodeArguments {
   float* maxima;   // [cluster][UNITS][GROUP]
   float* sums;     // the same
   float* outputs;  // [cluster][UNITS][WIDTH]
-  int M, pages;
+  uint32_t* done;            // blocks of this launch that are through
+  const uint32_t* previous;  // the same of the launch before; null in the first launch of a step
+  uint32_t* stale[2];        // counts that nobody waits for any more; null: none
+  int M, pages, expected;    // blocks of the launch before
   float eps, scale;
 };
+
+// From here on what the previous launch wrote may be read. Launches pile up while they wait: each waits for a count, not
+// for the end of its predecessor, and what it waits for has waited in turn.
+DEVICE void start_after(const DecodeArguments& a) {
+  if (a.previous) await_count(a.previous, static_cast<uint32_t>(a.expected));
+  else wait_previous();
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    for (int i = 0; i < 2; i++)
+      if (a.stale[i]) *a.stale[i] = 0;
+}
 
 // x = base + T(parts) for all rows into shared memory; the first block of the launch writes it down too.
 template <int parts>
 DEVICE void assemble(const DecodeArguments& a, float* x) {
-  for (int i = threadIdx.x; i < a.M * (HIDDEN / 4); i += THREADS) {
-    const int m = i / (HIDDEN / 4), k = i % (HIDDEN / 4) * 4;
-    const long at = static_cast<long>(m) * HIDDEN + k;
-    float4 v = a.base ? fresh4(a.base + at) : load4(a.embedding + static_cast<long>(a.token[m]) * HIDDEN + k);
-    if (a.parts) {
-      float4 p[parts];
+  constexpr int TOGETHER = parts > 4 ? 2 : 4;  // items of a thread whose loads are in flight at the same time
+  for (int i0 = threadIdx.x; i0 < a.M * (HIDDEN / 4); i0 += TOGETHER * THREADS) {
+    float4 v[TOGETHER], p[TOGETHER][parts];
 #pragma unroll
-      for (int c = 0; c < parts; c++) p[c] = fresh4(a.parts + static_cast<long>(c) * a.M * HIDDEN + at);
-      v.x = add(v.x, tree_of<parts>([&](int c) { return p[c].x; }));
-      v.y = add(v.y, tree_of<parts>([&](int c) { return p[c].y; }));
-      v.z = add(v.z, tree_of<parts>([&](int c) { return p[c].z; }));
-      v.w = add(v.w, tree_of<parts>([&](int c) { return p[c].w; }));
+    for (int n = 0; n < TOGETHER; n++) {
+      const int i = i0 + n * THREADS, m = i / (HIDDEN / 4), k = i % (HIDDEN / 4) * 4;
+      if (i >= a.M * (HIDDEN / 4)) continue;
+      const long at = static_cast<long>(m) * HIDDEN + k;
+      v[n] = a.base ? fresh4(a.base + at) : load4(a.embedding + static_cast<long>(a.token[m]) * HIDDEN + k);
+      if (a.parts)
+#pragma unroll
+        for (int c = 0; c < parts; c++) p[n][c] = fresh4(a.parts + static_cast<long>(c) * a.M * HIDDEN + at);
     }
-    store4(x + m * STREAM + k / WIDTH * PADDED + k % WIDTH, v);
-    if (blockIdx.x == 0) store4(a.stream + at, v);
+#pragma unroll
+    for (int n = 0; n < TOGETHER; n++) {
+      const int i = i0 + n * THREADS, m = i / (HIDDEN / 4), k = i % (HIDDEN / 4) * 4;
+      if (i >= a.M * (HIDDEN / 4)) continue;
+      if (a.parts) {
+        v[n].x = add(v[n].x, tree_of<parts>([&](int c) { return p[n][c].x; }));
+        v[n].y = add(v[n].y, tree_of<parts>([&](int c) { return p[n][c].y; }));
+        v[n].z = add(v[n].z, tree_of<parts>([&](int c) { return p[n][c].z; }));
+        v[n].w = add(v[n].w, tree_of<parts>([&](int c) { return p[n][c].w; }));
+      }
+      store4(x + m * STREAM + k / WIDTH * PADDED + k % WIDTH, v[n]);
+      if (blockIdx.x == 0) store4(a.stream + static_cast<long>(m) * HIDDEN + k, v[n]);
+    }
   }
 }
 
@@ -205,11 +230,10 @@ DEVICE void lane_sums(const float* weight, int count, float* total) {
   if (g < GROUP && (threadIdx.x & 15) == 0) total[g] = s;
 }
 
-// P V over `count` keys of a chunk whose values stand in shared memory.
-DEVICE float weighted_values(const float* weight, const float* v, int count) {
-  float o = 0.0f;
+// P V continued over `count` keys whose values stand in shared memory.
+DEVICE float weighted_values(const float* weight, const float* v, int count, float o) {
   int i = 0;
-#pragma unroll 2
+#pragma unroll 4
   for (; i + 4 <= count; i += 4) {
     const float4 w = load4(weight + i);
     o = fma(w.x, v[i * DIM], o);
@@ -264,10 +288,13 @@ DEVICE void far_attention(const DecodeArguments& a, int cluster, int rank, const
     const int* table = a.table + static_cast<long>(a.sequence[m]) * a.pages;
     const int begin = c * CHUNK_KEYS, count = least(CHUNK_KEYS, length - begin);
     float* weight = scores + slot * SCORES;
+    auto fetch = [&](int from) {
+      for (int i = t; i < least(NEAR_KEYS, count - from) * (DIM / 4); i += THREADS)
+        copy16(values + i * 4, a.values + value_at(table, begin + from + i / (DIM / 4), cluster) + i % (DIM / 4) * 4, true);
+      commit_copies();
+    };
     __syncthreads();
-    for (int i = t; i < count * (DIM / 4); i += THREADS)
-      copy16(values + i * 4, a.values + value_at(table, begin + i / (DIM / 4), cluster) + i % (DIM / 4) * 4, true);
-    commit_copies();
+    fetch(0);
 #pragma unroll
     for (int g = 0; g < GROUP; g++) {
       float top = -INFINITY;
@@ -280,33 +307,38 @@ DEVICE void far_attention(const DecodeArguments& a, int cluster, int rank, const
     wait_copies<0>();
     __syncthreads();
     lane_sums(weight, count, s.total);
-    for (int i = t; i < WIDTH; i += THREADS)
-      a.outputs[(units + first + c) * WIDTH + i] = weighted_values(weight + i / DIM * CHUNK_KEYS, values + i % DIM, count);
+    const int column = least(t, WIDTH - 1);
+    float o = 0.0f;
+    for (int from = 0; from < count; from += NEAR_KEYS) {
+      if (from > 0) {
+        __syncthreads();
+        fetch(from);
+        wait_copies<0>();
+        __syncthreads();
+      }
+      o = weighted_values(weight + column / DIM * CHUNK_KEYS + from, values + column % DIM, least(NEAR_KEYS, count - from), o);
+    }
+    if (t < WIDTH) a.outputs[(units + first + c) * WIDTH + t] = o;
     __syncthreads();
     if (t < GROUP) a.sums[(units + first + c) * GROUP + t] = s.total[t];
   });
   cluster_barrier();
-  int first = 0;
-  for (int m = 0; m < a.M; m++) {
-    const int chunks = a.position[m] / CHUNK_KEYS + 1;
-    for (int i = t; i < WIDTH; i += THREADS) {
-      Tree output, sum;
-      for (int c = 0; c < chunks; c++) {
-        output.push(fresh(a.outputs + (units + first + c) * WIDTH + i));
-        sum.push(fresh(a.sums + (units + first + c) * GROUP + i / DIM));
-      }
-      attended[m * PADDED + i] = divide(output.close(), sum.close());
-    }
-    first += chunks;
+  for (int item = t; item < a.M * WIDTH; item += THREADS) {
+    const int row = item / WIDTH, i = item % WIDTH, chunks = a.position[row] / CHUNK_KEYS + 1;
+    long first = units;
+    for (int m = 0; m < row; m++) first += a.position[m] / CHUNK_KEYS + 1;
+    const float output = tree_over(chunks, [&](int c) { return fresh(a.outputs + (first + c) * WIDTH + i); });
+    const float sum = tree_over(chunks, [&](int c) { return fresh(a.sums + (first + c) * GROUP + i / DIM); });
+    attended[row * PADDED + i] = divide(output, sum);
   }
 }
 
 template <int R>
 DEVICE void attention_block(const DecodeArguments& a) {
   constexpr bool ALONE = R == 1;
-  constexpr int AREA = most(QKV_UNITS * UNIT, ALONE ? SLOTS * SCORES : VALUES + SLOTS * SCORES);
+  constexpr int AREA = most(QKV_UNITS * UNIT, SLOTS * SCORES), FAR = most(AREA, VALUES + SLOTS * SCORES);
   SHARED(float, area);  // front weights, later scores (and values of several rows)
-  float* back = area + AREA;
+  float* back = area + (ALONE ? AREA : FAR);
   float* apart = back + BACK_UNITS * UNIT;  // values of one row, fetched ahead
   float* x = apart + (ALONE ? VALUES : 0);
   float* gain = x + R * (ALONE ? 1 : 2) * most(STREAM, PADDED);
@@ -339,7 +371,7 @@ DEVICE void attention_block(const DecodeArguments& a) {
   let_next_start();
   for (int k = t; k < HIDDEN; k += THREADS) gain[k] = a.gain[k];
   const int length = a.position[0] + 1;
-  const bool near = ALONE && length <= CHUNK_KEYS;  // then every block attends by itself
+  const bool near = ALONE && length <= NEAR_KEYS;  // then every block attends by itself
   float4 k[DIM / 4];
   if (near) {
     const int* table = a.table + static_cast<long>(a.sequence[0]) * a.pages;
@@ -350,7 +382,7 @@ DEVICE void attention_block(const DecodeArguments& a) {
       copy16(apart + i * 4, a.values + value_at(table, i / (DIM / 4), cluster) + i % (DIM / 4) * 4, true);
     commit_copies();
   }
-  wait_previous();
+  start_after(a);
   assemble<INNER_CHUNKS>(a, x);
   __syncthreads();
   normalise(a, x, roots, gain);
@@ -379,7 +411,7 @@ DEVICE void attention_block(const DecodeArguments& a) {
     __syncthreads();
     lane_sums(weight, length, s.total);
     for (int i = t; i < WIDTH; i += THREADS)
-      x[i] = weighted_values(weight + i / DIM * CHUNK_KEYS, apart + i % DIM, length);
+      x[i] = weighted_values(weight + i / DIM * CHUNK_KEYS, apart + i % DIM, length, 0.0f);
     __syncthreads();
     for (int i = t; i < WIDTH; i += THREADS) x[i] = divide(x[i], s.total[i / DIM]);
   } else {
@@ -388,6 +420,7 @@ DEVICE void attention_block(const DecodeArguments& a) {
   __syncthreads();
   await_delivery(arrival + 1);
   back_chains<R>(a, x, back, cluster, rank, WIDTH);
+  count_off(a.done);
 }
 
 template <int R>
@@ -416,7 +449,7 @@ DEVICE void mlp_block(const DecodeArguments& a) {
   }
   let_next_start();
   for (int k = t; k < HIDDEN; k += THREADS) gain[k] = a.gain[k];
-  wait_previous();
+  start_after(a);
   assemble<KV_HEADS>(a, x);
   __syncthreads();
   normalise(a, x, roots, gain);
@@ -429,15 +462,25 @@ DEVICE void mlp_block(const DecodeArguments& a) {
     });
   }
   cluster_barrier();
-  for (int i = t; i < a.M * width; i += THREADS) {
-    const float* sums = exchange + static_cast<long>(i / width) * HIDDEN_CHUNKS * 2 * WIDTH + i % width;
-    const float gate = tree_of<HIDDEN_CHUNKS>([&](int c) { return fresh(sums + c * 2 * WIDTH); });
-    const float up = tree_of<HIDDEN_CHUNKS>([&](int c) { return fresh(sums + c * 2 * WIDTH + width); });
-    x[i / width * PADDED + i % width] = swiglu(gate, up);
+  for (int i0 = t; i0 < a.M * width; i0 += 4 * THREADS) {
+    float gate[4], up[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const int i = least(i0 + n * THREADS, a.M * width - 1);
+      const float* sums = exchange + static_cast<long>(i / width) * HIDDEN_CHUNKS * 2 * WIDTH + i % width;
+      gate[n] = tree_of<HIDDEN_CHUNKS>([&](int c) { return fresh(sums + c * 2 * WIDTH); });
+      up[n] = tree_of<HIDDEN_CHUNKS>([&](int c) { return fresh(sums + c * 2 * WIDTH + width); });
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const int i = i0 + n * THREADS;
+      if (i < a.M * width) x[i / width * PADDED + i % width] = swiglu(gate[n], up[n]);
+    }
   }
   __syncthreads();
   await_delivery(arrival + 1);
   back_chains<R>(a, x, back, cluster, rank, width);
+  count_off(a.done);
 }
 
 KERNEL(decode_attention_1, DecodeArguments, THREADS) { attention_block<1>(a); }

@@ -72,15 +72,44 @@ struct Tree {
     for (int t = count++; t & 1; t >>= 1) a = add(level[d++], a);
     level[d] = a;
   }
-  DEVICE float close() {
+  // T, with the sum `low` of what comes after the pushed values when there is such.
+  DEVICE float close(bool has_low, float low) {
     int d = 0;
-    while (!(count >> d & 1)) d++;
-    float a = level[d];
-    for (d++; d < 16; d++)
-      if (count >> d & 1) a = add(level[d], a);
-    return a;
+    if (!has_low) {
+      while (!(count >> d & 1)) d++;
+      low = level[d++];
+    }
+    for (; d < 16; d++)
+      if (count >> d & 1) low = add(level[d], low);
+    return low;
   }
 };
+
+// T over value(0) .. value(count - 1): eight at a time, so that their loads are in flight together.
+template <class F>
+DEVICE float tree_over(int count, const F& value) {
+  Tree upper;
+  float v[8];
+  for (; count - upper.count * 8 >= 8;) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = value(upper.count * 8 + i);
+    upper.push(tree_of<8>([&](int i) { return v[i]; }));
+  }
+  const int done = upper.count * 8, left = count - done;
+#pragma unroll
+  for (int i = 0; i < 7; i++) v[i] = i < left ? value(done + i) : 0.0f;
+  auto at = [&](int i) { return v[i]; };
+  float low = v[0];
+  switch (left) {
+    case 2: low = tree_of<2>(at); break;
+    case 3: low = tree_of<3>(at); break;
+    case 4: low = tree_of<4>(at); break;
+    case 5: low = tree_of<5>(at); break;
+    case 6: low = tree_of<6>(at); break;
+    case 7: low = tree_of<7>(at); break;
+  }
+  return done ? upper.close(left > 0, low) : low;
+}
 
 // Address of position `position` of a sequence in a pool of pages.
 // Keys: [page][kv head][DIM / 4][slot][4]; values: [page][kv head][slot][DIM].

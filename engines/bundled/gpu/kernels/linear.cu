@@ -32,9 +32,11 @@ DEVICE void few_rows(const LinearArguments& a) {
   const int begin = chunk * a.width, steps = least(a.width, a.K - begin) / 4;
   float* sums = xs + R * C * padded;
   const float* w = a.weight + (static_cast<long>(g) * (a.K / 4) + begin / 4) * 32 + (t & 7) * 4;
-  float4 next[4], now[4];
+  constexpr int AHEAD = R <= 2 ? 12 : 8;  // weights in flight, twice
+  float4 next[AHEAD], now[AHEAD];
 #pragma unroll
-  for (int u = 0; u < 4; u++) next[u] = weight4(w + u * 32);
+  for (int u = 0; u < AHEAD; u++)
+    if (u < steps) next[u] = weight4(w + u * 32);
   let_next_start();
   wait_previous();
   for (int i = t; i < R * (a.K / 4); i += threads) {
@@ -45,16 +47,18 @@ DEVICE void few_rows(const LinearArguments& a) {
   float sum[R];
 #pragma unroll
   for (int r = 0; r < R; r++) sum[r] = 0.0f;
-  for (int k = 0; k < steps; k += 4) {
+  for (int k = 0; k < steps; k += AHEAD) {
 #pragma unroll
-    for (int u = 0; u < 4; u++) {
+    for (int u = 0; u < AHEAD; u++) {
       now[u] = next[u];
-      if (k + 4 < steps) next[u] = weight4(w + (k + 4 + u) * 32);
+      if (k + AHEAD + u < steps) next[u] = weight4(w + (k + AHEAD + u) * 32);
     }
 #pragma unroll
-    for (int u = 0; u < 4; u++)
+    for (int u = 0; u < AHEAD; u++)
+      if (k + u < steps) {
 #pragma unroll
-      for (int r = 0; r < R; r++) sum[r] = chain4(load4(xs + (r * C + chunk) * padded + (k + u) * 4), now[u], sum[r]);
+        for (int r = 0; r < R; r++) sum[r] = chain4(load4(xs + (r * C + chunk) * padded + (k + u) * 4), now[u], sum[r]);
+      }
   }
 #pragma unroll
   for (int r = 0; r < R; r++) sums[(chunk * R + r) * columns + t % columns] = sum[r];
@@ -65,23 +69,23 @@ DEVICE void few_rows(const LinearArguments& a) {
     if (m < a.M && n < a.N) put(a, m, n, y);
   }
 }
-KERNEL(few_rows_1, LinearArguments, 1024) { few_rows<1>(a); }
-KERNEL(few_rows_2, LinearArguments, 1024) { few_rows<2>(a); }
+KERNEL(few_rows_1, LinearArguments, 512) { few_rows<1>(a); }
+KERNEL(few_rows_2, LinearArguments, 512) { few_rows<2>(a); }
 KERNEL(few_rows_4, LinearArguments, 512) { few_rows<4>(a); }
 KERNEL(few_rows_8, LinearArguments, 512) { few_rows<8>(a); }
 
 // ---- many rows: register tiles over a ring of shared-memory stages -----------------------------------------------------
 // A block has WM x WN warps, a warp 4 x 8 threads, a thread TM x TN outputs: rows 4 apart, columns 8 apart. The blocks of
 // a cluster (grid.z) take aligned subtrees of `share` chunks each and finish T together.
-template <int WM, int WN, int TM, int TN>
+template <int WM, int WN, int TM, int TN, int BK, int STAGES>
 DEVICE void many_rows(const LinearArguments& a) {
-  constexpr int THREADS = WM * WN * 32, BM = WM * 4 * TM, BN = WN * 8 * TN, BK = 16, STAGES = 4, AS = BK + 4;
+  constexpr int THREADS = WM * WN * 32, BM = WM * 4 * TM, BN = WN * 8 * TN, AS = BK + 4, STEPS = BK / 4;
   constexpr int A_SIZE = BM * AS, B_SIZE = BK * BN;
   SHARED(float, ring);
   float *as = ring, *bs = ring + STAGES * A_SIZE;
   const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
   const int row = warp / WN * 4 * TM + (lane >> 3), column = warp % WN * 8 * TN + (lane & 7);
-  const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN, C = ceil_div(a.K, a.width);
+  const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN, C = ceil_div(a.K, a.width), spare = a.M - m0 - t / STEPS;
   const int first = blockIdx.z * a.share * a.width, last = least(first + a.share * a.width, a.K);
   float acc[TM][TN], level[5][TM][TN];
   int depth = 0, chunk = 0;
@@ -98,20 +102,24 @@ DEVICE void many_rows(const LinearArguments& a) {
 #pragma unroll
       for (int j = 0; j < TN; j++) acc[i][j] = add(level[depth][i][j], acc[i][j]);
   };
+  const float* from_x = a.x + static_cast<long>(m0 + t / STEPS) * a.K + first + t % STEPS * 4;
+  const float* from_w =
+      a.weight + (static_cast<long>(n0 / 8 + t / (2 * BK)) * (a.K / 4) + first / 4) * 32 + t % (2 * BK) * 4;
+  float *to_x = as + t / STEPS * AS + t % STEPS * 4, *to_w = bs + (t / 8 % STEPS * BN + t / (2 * BK) * 8 + t % 8) * 4;
   auto fetch = [&](int k, int slot) {
     if (k < last) {
 #pragma unroll
-      for (int i = t; i < BM * 4; i += THREADS) {
-        const int m = m0 + i / 4;
-        copy16(as + slot * A_SIZE + i / 4 * AS + i % 4 * 4, a.x + static_cast<long>(least(m, a.M - 1)) * a.K + k + i % 4 * 4,
-               m < a.M);
+      for (int i = 0; i < BM * STEPS / THREADS; i++) {
+        const bool real = i * (THREADS / STEPS) < spare;
+        const float* from = real ? from_x + static_cast<long>(i) * (THREADS / STEPS) * a.K : a.x;
+        copy16(to_x + slot * A_SIZE + i * (THREADS / STEPS) * AS, from, real);
       }
 #pragma unroll
-      for (int i = t; i < BN * 4; i += THREADS) {
-        const int group = i / 32, step = i / 8 % 4, c = i % 8;
-        copy16(bs + slot * B_SIZE + (step * BN + group * 8 + c) * 4,
-               a.weight + ((static_cast<long>(n0 / 8 + group) * (a.K / 4) + k / 4 + step) * 8 + c) * 4, true);
-      }
+      for (int i = 0; i < BN * STEPS / THREADS; i++)
+        copy16(to_w + slot * B_SIZE + i * (THREADS / (2 * BK)) * 32,
+               from_w + static_cast<long>(i) * (THREADS / (2 * BK)) * a.K * 8, true);
+      from_x += BK;
+      from_w += BK * 8;
     }
     commit_copies();
   };
@@ -125,8 +133,8 @@ DEVICE void many_rows(const LinearArguments& a) {
     __syncthreads();
     fetch(k + (STAGES - 1) * BK, (slot + STAGES - 1) % STAGES);
     const float *x = as + slot * A_SIZE + row * AS, *w = bs + slot * B_SIZE + column * 4;
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
+#pragma unroll(TN > 4 ? 2 : 4)
+    for (int step = 0; step < STEPS; step++) {
       float4 b[TN];
 #pragma unroll
       for (int j = 0; j < TN; j++) b[j] = load4(w + (step * BN + 8 * j) * 4);
@@ -187,6 +195,8 @@ DEVICE void many_rows(const LinearArguments& a) {
   }
 #endif
 }
-KERNEL(many_rows_64, LinearArguments, 128) { many_rows<2, 2, 8, 4>(a); }
-KERNEL(many_rows_64x128, LinearArguments, 128) { many_rows<2, 2, 8, 8>(a); }
-KERNEL(many_rows_128, LinearArguments, 256) { many_rows<4, 2, 8, 8>(a); }
+KERNEL(many_rows_any, LinearArguments, 128) { many_rows<2, 2, 8, 4, 16, 4>(a); }
+KERNEL(many_rows_32, LinearArguments, 64) { many_rows<1, 2, 8, 4, 32, 3>(a); }
+KERNEL(many_rows_64, LinearArguments, 128) { many_rows<2, 2, 8, 4, 32, 3>(a); }
+KERNEL(many_rows_64x128, LinearArguments, 128) { many_rows<2, 2, 8, 8, 32, 3>(a); }
+KERNEL(many_rows_128, LinearArguments, 256) { many_rows<4, 2, 8, 8, 16, 4>(a); }

@@ -77,6 +77,20 @@ DEVICE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Blocks of a launch count themselves off when all they write is written; the next launch waits for the full count.
+DEVICE void count_off(uint32_t* counter) {
+  __syncthreads();
+  if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+DEVICE void await_count(const uint32_t* counter, uint32_t count) {
+  if (threadIdx.x == 0) {
+    uint32_t seen;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    while (seen < count);
+  }
+  __syncthreads();
+}
+
 // A count of bytes that a bulk copy has to deliver. Opened by one thread, awaited by all after a block barrier.
 struct Delivery {
   uint64_t state;

@@ -1,0 +1,207 @@
+"""The engine's thread: takes requests while it runs, steps, and hands out what each step brought.
+
+It does not know HTTP, text or asyncio. Rules: one thread alone touches the engine; a caller never waits for it;
+requests of one job go in together; every job ends with one last event: each of its requests finished, or a failure
+that says why; what is cancelled gives its pages back before the next step.
+
+    submit --queue--> [ take commands | step | hand out ] --sink--> events
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from engines.bundled.engine import Engine
+from engines.bundled.errors import BundledError
+from engines.bundled.request import Request
+from engines.bundled.sequence import FinishReason, Position, Sequence
+from engines.serve.counts import Counts, Totals
+
+FailureKind = Literal["engine", "shutdown"]
+
+
+class Delta(NamedTuple):
+    """What a step brought one request of a job."""
+
+    index: int  # of the request in its job
+    positions: tuple[Position, ...]
+    finish: FinishReason | None  # None while it goes on
+
+
+class Failed(NamedTuple):
+    """The job's last event when it did not finish."""
+
+    kind: FailureKind
+    message: str
+
+
+Event = Delta | Failed
+Sink = Callable[[Event], None]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Requests that one HTTP request stands for, and where their events go (called in the engine's thread)."""
+
+    requests: tuple[Request, ...]
+    sink: Sink
+    sequences: list[Sequence] = field(default_factory=list)
+    handed_out: list[int] = field(default_factory=list)  # positions per sequence
+
+    @property
+    def finished(self) -> bool:
+        """True once every sequence ended and was handed out."""
+        return all(
+            sequence.finish_reason is not None and count == sequence.generated
+            for sequence, count in zip(self.sequences, self.handed_out, strict=True)
+        )
+
+    def deltas(self) -> Iterator[Delta]:
+        """What is new since the last call, in the order of the requests."""
+        for index, (sequence, count) in enumerate(zip(self.sequences, self.handed_out, strict=True)):
+            if sequence.generated > count:
+                self.handed_out[index] = sequence.generated
+                yield Delta(index, tuple(sequence.positions[count:]), sequence.finish_reason)
+
+
+class _Submit(NamedTuple):
+    job: Job
+
+
+class _Cancel(NamedTuple):
+    job: Job
+
+
+class _CancelAll(NamedTuple):
+    message: str
+
+
+class _Stop(NamedTuple):
+    pass
+
+
+_Command = _Submit | _Cancel | _CancelAll | _Stop
+
+
+class Bridge:
+    """Owns one engine and the thread that drives it."""
+
+    def __init__(self, engine: Engine) -> None:
+        """The engine is the thread's from `start` on; nobody else may call it."""
+        self._engine = engine
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._jobs: list[Job] = []
+        self._totals = Totals()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stopped = False
+        self.counts = self._count()  # replaced whole after every step; read it from any thread
+        self.broken: str | None = None  # why the engine can serve no more
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after the step that runs; jobs still there fail. False if it is not over in time."""
+        self._commands.put(_Stop())
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, requests: tuple[Request, ...], sink: Sink) -> Job:
+        """Puts requests in line; they passed `check_request`. Events come to `sink`, the last one marked."""
+        job = Job(requests, sink)
+        self._commands.put(_Submit(job))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Takes a job out; no event follows the step that runs. Nothing happens if it is over."""
+        self._commands.put(_Cancel(job))
+
+    def cancel_all(self, message: str) -> None:
+        """Ends every job with a failure that says `message`."""
+        self._commands.put(_CancelAll(message))
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._take_commands()
+            if self._engine.has_work and not self._stopped:
+                self._step()
+            self.counts = self._count()
+
+    def _take_commands(self) -> None:
+        """Waits for a command if there is nothing else to do, then takes all that are there."""
+        commands = [] if self._engine.has_work else [self._commands.get()]
+        while not self._commands.empty():
+            commands.append(self._commands.get())
+        for command in commands:
+            self._obey(command)
+
+    def _obey(self, command: _Command) -> None:
+        match command:
+            case _Submit(job):
+                self._admit(job)
+            case _Cancel(job):
+                self._drop(job)
+            case _CancelAll(message):
+                self._fail_all("shutdown", message)
+            case _Stop():
+                self._fail_all("shutdown", "the server stopped")
+                self._stopped = True
+
+    def _admit(self, job: Job) -> None:
+        if self.broken is not None:
+            job.sink(Failed("engine", self.broken))
+            return
+        self._jobs.append(job)
+        try:
+            for request in job.requests:
+                job.sequences.append(self._engine.submit(request))
+                job.handed_out.append(0)
+        except BundledError as error:
+            self._drop(job)
+            job.sink(Failed("engine", str(error)))
+            return
+        self._totals.admit(job.requests)
+
+    def _step(self) -> None:
+        try:
+            self._engine.step()
+        except BundledError as error:  # this step's requests are lost, the engine starts afresh
+            self._engine.reset()
+            self._fail_all("engine", str(error))
+        except Exception as error:  # noqa: BLE001 - the engine boundary: whoever waits must hear of it
+            self.broken = f"the engine stopped: {type(error).__name__}: {error}"
+            self._engine.reset()
+            self._fail_all("engine", self.broken)
+        self._totals.step(self._engine)
+        for job in list(self._jobs):
+            self._hand_out(job)
+
+    def _hand_out(self, job: Job) -> None:
+        for delta in job.deltas():
+            self._totals.generate(delta.positions, delta.finish)
+            job.sink(delta)
+        if job.finished:
+            self._jobs.remove(job)
+
+    def _drop(self, job: Job) -> None:
+        """Gives a job's pages back. One that is over, or was never admitted, is no error."""
+        if job not in self._jobs:
+            return
+        self._jobs.remove(job)
+        unfinished = sum(sequence.finish_reason is None for sequence in job.sequences)
+        for name in dict.fromkeys(request.id for request in job.requests):
+            self._engine.abort(name)
+        self._totals.abort(unfinished)
+
+    def _fail_all(self, kind: FailureKind, message: str) -> None:
+        for job in list(self._jobs):
+            self._drop(job)
+            job.sink(Failed(kind, message))
+
+    def _count(self) -> Counts:
+        return self._totals.count(self._engine)
