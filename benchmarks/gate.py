@@ -91,13 +91,23 @@ def check(folder: Path, inputs: GateInputs, code: int) -> None:
 
 def command_measure(folder: Path) -> Callable[[], None]:
     """`samebits gate` as a person runs it, reports and all."""
-    command = [sys.executable, "-m", "harness.cli", "gate", str(folder / "same"), "--baselines", str(folder / "baselines")]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli",
+        "gate",
+        str(folder / "same"),
+        "--baselines",
+        str(folder / "baselines"),
+    ]
     return lambda: run_quietly(command)
 
 
 def fingerprint_measure(model: str) -> Callable[[], None]:
     """`samebits fingerprint` with an engine: the model's digest is remembered from the first round."""
-    return lambda: run_quietly([sys.executable, "-m", "harness.cli", "fingerprint", "--engine", "bundled", "--model", model])
+    return lambda: run_quietly(
+        [sys.executable, "-m", "harness.cli", "fingerprint", "--engine", "bundled", "--model", model]
+    )
 
 
 def run_quietly(command: list[str]) -> None:
@@ -115,8 +125,21 @@ def write_run(folder: Path, *, seed: int) -> FinishedRun:
         made = random_traces(1000 * seed + cell)
         digest = judged_digest(made)
         subject = (Field(name="package.torch", value=f"2.{seed}", field_class="identity", source="bench"),)
-        store.write(Capture(case=case, traces=made, requested={}, resolved={}, observed={}, subject=subject, process_nonce="p",
-                            repetition_nonce=case, session="s", judged_digest=digest, seconds=1.0))  # fmt: skip
+        store.write(
+            Capture(
+                case=case,
+                traces=made,
+                requested={},
+                resolved={},
+                observed={},
+                subject=subject,
+                process_nonce="p",
+                repetition_nonce=case,
+                session="s",
+                judged_digest=digest,
+                seconds=1.0,
+            )
+        )
         rows.append(verdict_row(cell, case, digest))
     (folder / "run.json").write_text(json.dumps(run_record(rows)))
     return read_finished(folder)
@@ -131,40 +154,86 @@ def random_traces(seed: int) -> Traces:
     values = -np.sort(random.random((n, TOPK)), axis=1).astype(np.float32)
     return Traces(
         requests=RequestTable(
-            id=tuple(f"request-{i:03d}" for i in range(REQUESTS)), sample=whole, companion=np.zeros(REQUESTS, dtype=bool),
-            prompt_tokens=whole + 200, length=np.full(REQUESTS, POSITIONS, dtype=np.int64),
-            finish_reason=("length",) * REQUESTS, cached_tokens=whole, preemptions=whole, arrival_s=zeros,
-            first_token_s=zeros, finish_s=zeros,
+            id=tuple(f"request-{i:03d}" for i in range(REQUESTS)),
+            sample=whole,
+            companion=np.zeros(REQUESTS, dtype=bool),
+            prompt_tokens=whole + 200,
+            length=np.full(REQUESTS, POSITIONS, dtype=np.int64),
+            finish_reason=("length",) * REQUESTS,
+            cached_tokens=whole,
+            preemptions=whole,
+            arrival_s=zeros,
+            first_token_s=zeros,
+            finish_s=zeros,
         ),
-        positions=PositionTable(token=token, pick=token, logprob=values[:, 0].copy(), topk_logprobs=values,
-                                topk_ids=random.integers(0, 49_152, (n, TOPK)).astype(np.int32), logits_digest=None),
-        steps=None, counters=(),
-    )  # fmt: skip
+        positions=PositionTable(
+            token=token,
+            pick=token,
+            logprob=values[:, 0].copy(),
+            topk_logprobs=values,
+            topk_ids=random.integers(0, 49_152, (n, TOPK)).astype(np.int32),
+            logits_digest=None,
+        ),
+        steps=None,
+        counters=(),
+    )
 
 
 def verdict_row(cell: int, case: str, digest: str) -> dict[str, object]:
     """A PASS."""
     return {
-        "cell": f"cell-{cell:02d}", "variant": "1-8", "label": f"cell-{cell:02d}[1-8]", "invariant": "", "rule": "topk",
-        "replay": "golden", "axis": {"name": "max_num_seqs", "reference": 1, "variant": 8, "home_layer": "forward"},
+        "cell": f"cell-{cell:02d}",
+        "variant": "1-8",
+        "label": f"cell-{cell:02d}[1-8]",
+        "invariant": "",
+        "rule": "topk",
+        "replay": "golden",
+        "axis": {"name": "max_num_seqs", "reference": 1, "variant": 8, "home_layer": "forward"},
         "corpus": {"name": "ragged", "digest": "c" * 64, "requests": REQUESTS, "longest_prompt": 1024, "weak": None},
-        "verdict": "PASS", "expected": None, "foreseen": False, "reason": "equal", "claims": [], "caps": [],
-        "floor": {"verdict": "same", "positions": 4096, "sentence": "same"}, "comparison": None,
-        "control": {"kind": "mode", "value": "free", "fired": True, "positions": 1, "differing_positions": 1, "verdict": "x"},
-        "diagnosis": None, "undeclared": [], "error": None, "cases": {"reference": case, "floor": case, "variant": case},
+        "verdict": "PASS",
+        "expected": None,
+        "foreseen": False,
+        "reason": "equal",
+        "claims": [],
+        "caps": [],
+        "floor": {"verdict": "same", "positions": 4096, "sentence": "same"},
+        "comparison": None,
+        "control": {
+            "kind": "mode",
+            "value": "free",
+            "fired": True,
+            "positions": 1,
+            "differing_positions": 1,
+            "verdict": "x",
+        },
+        "diagnosis": None,
+        "undeclared": [],
+        "error": None,
+        "cases": {"reference": case, "floor": case, "variant": case},
         "digests": {"reference": digest, "floor": digest, "variant": digest},
-    }  # fmt: skip
+    }
 
 
 def run_record(rows: list[dict[str, object]]) -> dict[str, object]:
     """The record around the verdicts."""
     return {
-        "schema": 1, "samebits": "0", "matrix": {"name": "bench", "path": "bench", "digest": "d" * 64}, "engine": "bench",
-        "model": "bench", "settings": {}, "started": "2026-01-01T00:00:00Z", "finished": "2026-01-01T00:00:00Z",
-        "seconds": {"total": 1.0, "workers": 1.0, "outside": 0.0}, "exit_code": 0, "outcome": "",
+        "schema": 1,
+        "samebits": "0",
+        "matrix": {"name": "bench", "path": "bench", "digest": "d" * 64},
+        "engine": "bench",
+        "model": "bench",
+        "settings": {},
+        "started": "2026-01-01T00:00:00Z",
+        "finished": "2026-01-01T00:00:00Z",
+        "seconds": {"total": 1.0, "workers": 1.0, "outside": 0.0},
+        "exit_code": 0,
+        "outcome": "",
         "plan": {"cells": CELLS, "pairs": CELLS, "cases": CELLS, "lifetimes": 1, "judged": CELLS, "digest": "e" * 64},
-        "verdicts": rows, "cases": [], "fingerprint": {"observer": [], "subject": []}, "cost": None,
-    }  # fmt: skip
+        "verdicts": rows,
+        "cases": [],
+        "fingerprint": {"observer": [], "subject": []},
+        "cost": None,
+    }
 
 
 def sign_all(folder: Path, before: FinishedRun, after: FinishedRun) -> Path:

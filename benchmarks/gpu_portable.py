@@ -165,9 +165,9 @@ def sweep_linear(gpu: GpuArithmetic, results: Results) -> None:
             for kernel in KERNELS:
                 for share in (1, 2, 4, 8):
                     few = kernel.startswith("few")
-                    if few and (m > 16 or 8 * share * chunks > operators.few_limit(int(kernel[-1]))):
+                    if few and (m > 16 or 8 * share * chunks > operators.FEW_THREADS):
                         continue
-                    if not few and (m < 8 or (share >= 2 * chunks and share > 1)):
+                    if not few and (m < 8 or not operators.takes(kernel, width, k) or (share >= 2 * chunks and share > 1)):
                         continue
                     launch = operators.linear(op, gpu._partial, True, Tuning(kernel=kernel, share=share))
                     recording = machine.record([launch] * 10)

@@ -7,6 +7,7 @@ names all fingerprint fields that move with it; errors leave as the harness's ow
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Rule, Sca
 from harness.errors import EngineError, ModelError, Unsupported
 
 MOST_THREADS = 8  # more share one small model's step at a loss
+COMPILERS = ("g++", "clang++")
 ARITHMETICS = ("portable", "free", "native")
 
 _MODES = {
@@ -130,7 +132,10 @@ class BundledAdapter:
     def environment(self, configuration: Mapping[str, Scalar]) -> Mapping[str, str]:
         """Threads as configured, waiting passively: spinning ones collapse throughput on shared cores."""
         threads = str(configuration.get("threads", _default_threads()))
+        chosen = str(configuration.get("compiler", "auto"))
+        fallback = chosen == "none" or (chosen == "auto" and not any(map(shutil.which, COMPILERS)))
         return {
+            **({"MKL_CBWR": "AVX2,STRICT"} if fallback else {}),  # the fallback's products are exact for more shapes
             "MKL_NUM_THREADS": threads,
             "OMP_DYNAMIC": "FALSE",
             "OMP_NUM_THREADS": threads,

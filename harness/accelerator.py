@@ -36,7 +36,12 @@ class Query(NamedTuple):
 
 
 QUERIES = (
-    Query("accelerator.memory", "memory.total", "identity", "MiB per device; sizes caches and pages, and tells variants apart"),
+    Query(
+        "accelerator.memory",
+        "memory.total",
+        "identity",
+        "MiB per device; sizes caches and pages, and tells variants apart",
+    ),
     Query("accelerator.compute_capability", "compute_cap", "identity", "chooses kernels"),
     Query("accelerator.mig", "mig.mode.current", "identity", "a slice has fewer multiprocessors, and other tiles"),
     Query("accelerator.ecc", "ecc.mode.current", "context", "memory errors are corrected, or are not"),

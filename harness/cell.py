@@ -137,7 +137,8 @@ def _read_axis(reader: Reader) -> tuple[Axis | None, Scalar, tuple[Scalar, ...]]
 def _check_environment(reader: Reader, axis: Axis, replay: str | None, control: Control) -> None:
     """What a cell whose reference is a baseline cannot ask for."""
     if replay == "golden":
-        reader.mistake("replay", f"expected 'natural': the reference of axis {axis.name!r} is a baseline, which is natural")
+        reason = f"the reference of axis {axis.name!r} is a baseline, which is natural"
+        reader.mistake("replay", f"expected 'natural': {reason}")
     if control.kind not in ("mode", "variant", "none"):
         reader.mistake("control", f"axis {axis.name!r} takes a control by mode or variant, got {control.kind}")
 

@@ -227,8 +227,10 @@ def _attach() -> None:
     from harness.corpus_cli import corpus_commands
     from harness.fingerprint_cli import build_command
     from harness.release.cli import release_commands
+    from harness.serve_cli import serve_command
 
     commands.add_command(corpus_commands)
+    commands.add_command(serve_command)
     commands.add_command(build_command(_subject_fields))
     for command in (baseline_commands, perplexity_commands, approve_command, cosign_command, *release_commands):
         commands.add_command(command)

@@ -36,15 +36,20 @@ def build_command(subject: Subject | None = None) -> click.Group:
     @click.group("fingerprint", invoke_without_command=True)
     @click.option("--engine", metavar="NAME", help="Start this engine and show its process's fields (with --model).")
     @click.option("--model", metavar="NAME", help="The model the engine loads.")
+    @click.option("--weights", type=click.Path(exists=True, path_type=Path), metavar="PATH",
+                  help="Add digests of a model's files: a folder, or one weight file.")
+    @click.option("--recheck", is_flag=True, help="With --weights: read every byte, whatever is remembered.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, as `fingerprint diff` reads it.")
     @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON to FILE.")
     @click.pass_context
     def fingerprint(
-        context: click.Context, engine: str | None, model: str | None, as_json: bool, out: Path | None
-    ) -> None:
+        context: click.Context, engine: str | None, model: str | None, weights: Path | None, recheck: bool,
+        as_json: bool, out: Path | None,
+    ) -> None:  # fmt: skip
         """Show what it takes to reproduce the exact inference path on this host."""
         if context.invoked_subcommand is None:
-            _show(_gather(subject, engine, model), as_json=as_json, out=out)
+            gathered = _with_files(_gather(subject, engine, model), weights, recheck=recheck)
+            _show(gathered, as_json=as_json, out=out)
 
     fingerprint.add_command(_diff_command)
     return fingerprint
@@ -99,6 +104,18 @@ def _gather(subject: Subject | None, engine: str | None, model: str | None) -> F
     fields = subject(engine, model)
     told = {field.name for field in fields}  # the engine's process may describe its host itself
     return fingerprint_of(fields, (field for field in host if field.name not in told))
+
+
+def _with_files(fingerprint: Fingerprint, weights: Path | None, *, recheck: bool) -> Fingerprint:
+    """The fingerprint with the digests of a model's files; an engine's own word about the model stays."""
+    if weights is None:
+        return fingerprint
+    from harness.file_digests import FileDigests
+    from harness.model_files import model_fields
+
+    told = {field.name for field in fingerprint.fields}
+    added = (field for field in model_fields(weights, FileDigests(recheck=recheck)) if field.name not in told)
+    return fingerprint_of(fingerprint.fields, added)
 
 
 def _show(fingerprint: Fingerprint, *, as_json: bool, out: Path | None) -> None:

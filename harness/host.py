@@ -1,6 +1,7 @@
 """The fingerprint of a host: processor, system, software, accelerators, variables and circumstances.
 
-It does not know engines or models. Rules: nothing is imported, started or probed to describe it; reading
+It does not know engines or models. Rules: nothing is imported or probed to describe it,
+and nothing started but `nvidia-smi` where there is a device; reading
 never fails; values name no user and no path; what moves without moving bits (host name, time, load, free
 memory) is context.
 """
@@ -15,7 +16,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.accelerator import accelerator_fields
 from harness.engine import Field
+from harness.file_digests import FileDigests
+from harness.kernel_caches import cache_fields
 from harness.processor import processor_fields
 from harness.reading import NOT_APPLICABLE, Unknown, read_field, read_text
 from harness.software import software_fields
@@ -38,6 +42,8 @@ def host_fields(
         *software_fields(root),
         *_system_fields(root),
         *_accelerator_fields(root),
+        *accelerator_fields(root),
+        *cache_fields(environ, Path(environ["HOME"]) if environ.get("HOME") else None, FileDigests()),
         *variable_fields(environ),
         read_field("container.image", "lineage", IMAGE_VARIABLE, lambda: _image(environ, root)),
         *_circumstances(root, now or datetime.now(UTC)),

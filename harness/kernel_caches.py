@@ -31,9 +31,13 @@ class Cache(NamedTuple):
 
 CACHES = (
     Cache("cache.triton", "TRITON_CACHE_DIR", ".triton/cache", "autotuned tile sizes and compiled kernels"),
-    Cache("cache.inductor", "TORCHINDUCTOR_CACHE_DIR", ".cache/torch/inductor", "compiled graphs and autotuned choices"),
+    Cache(
+        "cache.inductor", "TORCHINDUCTOR_CACHE_DIR", ".cache/torch/inductor", "compiled graphs and autotuned choices"
+    ),
     Cache("cache.vllm", "VLLM_CACHE_ROOT", ".cache/vllm", "compiled graphs"),
-    Cache("cache.flashinfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "compiled and autotuned attention kernels"),
+    Cache(
+        "cache.flashinfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer", "compiled and autotuned attention kernels"
+    ),
     Cache("cache.deep_gemm", "DG_JIT_CACHE_DIR", ".deep_gemm", "compiled matrix kernels"),
 )
 

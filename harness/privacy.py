@@ -46,7 +46,7 @@ class Private:
 def private_words(environ: Mapping[str, str], *, user: str, host: str, folders: Sequence[str]) -> Private:
     """What is private on a host: secrets among the variables, the user, the host, and named folders."""
     found = {value: "<secret>" for name, value in environ.items() if _SECRET.search(name)}
-    found |= {folder: "<path>" for folder in folders}
+    found |= dict.fromkeys(folders, "<path>")
     found |= {user: "<user>", host: "<host>"}
     words = [(word, stand_in) for word, stand_in in found.items() if len(word) >= _SHORTEST and word != "root"]
     return Private(words=tuple(sorted(words, key=lambda pair: (-len(pair[0]), pair[0]))))

@@ -22,6 +22,7 @@ ENGINES = {
     "fake": "engines.fake:FakeAdapter",
 }
 REPORTS = "reports:make_reports"
+SERVE = "engines.serve.command:serve"
 TABLE = "reports.table:verdict_table"
 PLAIN_TABLE = "reports.table:plain_table"
 FIVE_LINES = "reports.table:five_lines"

@@ -9,7 +9,6 @@ from typing import Literal
 
 from harness.lifetime import Failure
 
-
 MOST_WHERE = 2000  # positions listed of one request
 
 

@@ -38,7 +38,7 @@ def gate_comment(gate: Record) -> str:
         _list("Costs", (plain(text) for text in cast("list[str]", gate["costs"]))),
         _list("Warnings", (plain(text) for text in cast("list[str]", gate["warnings"]))),
         _table(rows),
-        f"<sub>{plain(str(gate['policy']))}; decided {plain(str(gate['decided']))}; run {str(gate['run'])[:12]}</sub>\n",
+        f"<sub>{plain(str(gate['policy']))}; decided {gate['decided']}; run {str(gate['run'])[:12]}</sub>\n",
     ]
     text = "\n".join(part for part in parts if part)
     if len(text.encode()) <= LIMIT:
@@ -50,9 +50,15 @@ def gate_comment(gate: Record) -> str:
 def gate_annotations(gate: Record) -> str:
     """Workflow commands, one per line: what blocks as errors, what warns as warnings, the decision as a notice."""
     lines = [_command("notice" if gate["exit_code"] == 0 else "error", "samebits gate", str(gate["outcome"]))]
-    lines += [_command("error", row["label"], f"{row['outcome']}: {'; '.join(row['reasons'])}") for row in _blocking(_rows(gate))]
+    lines += [
+        _command("error", row["label"], f"{row['outcome']}: {'; '.join(row['reasons'])}")
+        for row in _blocking(_rows(gate))
+    ]
     lines += [_command("error", f"approval {note['name']}", note["sentence"]) for note in _notes(gate, "invalid")]
-    lines += [_command("warning", f"approval {note['name']}", f"obsolete: {note['sentence']}") for note in _notes(gate, "obsolete")]
+    lines += [
+        _command("warning", f"approval {note['name']}", f"obsolete: {note['sentence']}")
+        for note in _notes(gate, "obsolete")
+    ]
     lines += [_command("warning", "samebits gate", text) for text in cast("list[str]", gate["warnings"])]
     return "\n".join(lines) + "\n"
 
@@ -85,7 +91,11 @@ def _note(note: Mapping[str, str]) -> str:
 
 
 def _approved(row: Mapping[str, Any], item: Mapping[str, Any]) -> str:
-    who = f"signed by {', '.join(item['signers'])}" if item["signers"] else f"**NOT SIGNED**, in the name of {item['author']}"
+    who = (
+        f"signed by {', '.join(item['signers'])}"
+        if item["signers"]
+        else f"**NOT SIGNED**, in the name of {item['author']}"
+    )
     who = plain(who).replace("\\*\\*NOT SIGNED\\*\\*", "**NOT SIGNED**")
     return f"{code(row['label'])} ({item['kind']}), {who}, until {plain(item['expires'][:10])}: {plain(item['reason'])}"
 
@@ -101,7 +111,8 @@ def _list(title: str, lines: Iterable[str]) -> str:
 def _table(rows: Iterable[dict[str, Any]]) -> str:
     head = "| outcome | cell | run | against the baseline |\n|---|---|---|---|"
     body = [
-        f"| {row['outcome']}{' (as declared)' if row['as_declared'] else ''}{' (warns)' if row['stance'] == 'warn' else ''} "
+        f"| {row['outcome']}{' (as declared)' if row['as_declared'] else ''}"
+        f"{' (warns)' if row['stance'] == 'warn' else ''} "
         f"| {code(row['label'])} | {row['verdict']} | {_drift(row)} |"
         for row in rows
     ]

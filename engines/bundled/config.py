@@ -63,3 +63,7 @@ class EngineConfig:
     isa: str  # "auto" | "x86-64-v3" | "x86-64-v4" | "generic"
     compiler: str  # "auto" | "g++" | "clang++" | "none" (none: the checked fallback without own kernels)
     tuning: int  # an autotuner's choice; moves the order of sums in `free` only
+    prefix_cache: bool = False  # pages of earlier requests are reused where all tokens up to their end are the same
+    policy: str = "fcfs"  # who runs first: `engines.bundled.policy`
+    async_scheduling: bool = False  # the next step is scheduled while one runs
+    fault: str = "none"  # what the engine does wrong on purpose: `engines.bundled.faults`

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engines.bundled.ahead import Ahead
 from engines.bundled.batch import Arithmetic, StepBatch
 from engines.bundled.config import EngineConfig, Float32, Int32, ModelConfig
 from engines.bundled.errors import ComputeError
+from engines.bundled.faults import SHORT_HASH, spoil_batch
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.pages import Pages
+from engines.bundled.prefix import Origin, PrefixCache
 from engines.bundled.request import Request, check_request
 from engines.bundled.sampler import pick
 from engines.bundled.scheduler import Scheduler, Slice
@@ -47,14 +50,24 @@ class Engine:
         kernels: SamplerKernels,
         decode: Decode,
         page_order: Numbers[int] | None = None,
+        model_digest: str = "",
     ) -> None:
-        """`page_order` is the order in which fresh pages are handed out; ascending by default."""
+        """`page_order` is the order in which fresh pages are handed out; ascending by default.
+
+        `model_digest` is part of the prefix cache's keys: without one they mean nothing outside this engine.
+        """
         self.model = model
         self.config = config
         self.step_index = 0
         self.log: list[Ran] = []
         self.most_running = 0
-        self.scheduler = Scheduler(config, Pages(config.num_pages, config.page_size, page_order))
+        origin = Origin(
+            model=model_digest, arithmetic=config.arithmetic, definition=arithmetic.definition, tuning=config.tuning,
+            page_size=config.page_size,
+        )  # fmt: skip
+        self.cache = PrefixCache(origin, chained=config.fault != SHORT_HASH) if config.prefix_cache else None
+        self.scheduler = Scheduler(config, Pages(config.num_pages, config.page_size, page_order), self.cache)
+        self.ahead = Ahead(self.scheduler) if config.async_scheduling else None
         self._arithmetic = arithmetic
         self._kernels = kernels
         self._decode = decode
@@ -76,24 +89,46 @@ class Engine:
         self.scheduler.add(sequence)
         return sequence
 
+    def abort(self, request_id: str) -> int:
+        """Takes the unfinished sequences of a request out between steps and gives their pages back.
+
+        Returns how many there were: 0 if the request is not here, or over. They keep no finish reason.
+        """
+        found = [sequence for sequence in self.scheduler.unfinished if sequence.request.id == request_id]
+        for sequence in found:
+            self.scheduler.abort(sequence)
+        return len(found)
+
     def step(self) -> list[Sequence]:
         """Runs one step; returns the sequences that finished in it.
 
-        Raises ComputeError for logits that are no numbers.
+        Raises ComputeError for logits that are no numbers, and when memory runs out.
         """
-        slices = self.scheduler.schedule()
-        logits = self._arithmetic.forward(build_batch(slices))
+        planned = self.ahead.take() if self.ahead else []
+        slices = planned or self.scheduler.schedule()
+        batch = build_batch(slices)
+        if self.config.fault != "none":
+            batch = spoil_batch(batch, slices, self.config.fault, self.config.page_size, ahead=bool(planned))
+        logits = self._forward(batch, slices)
         self._write_down(slices)
         finished = self._postprocess(slices, logits)
         self.step_index += 1
         return finished
+
+    def recover(self) -> None:
+        """After a step that raised: whatever ran is recomputed from its tokens, which are all as they were reported."""
+        if self.ahead:
+            self.ahead.drop_plan()
+        self.scheduler.requeue()
 
     def idle_until(self, step: int) -> None:
         """Moves the step counter on without running anything: nothing was there to run."""
         self.step_index = max(self.step_index, step)
 
     def reset(self) -> None:
-        """Forgets requests, log and counters, as after a start; every page comes back."""
+        """Forgets requests, log and counters, as after a start; every page comes back. The prefix cache stays."""
+        if self.ahead:
+            self.ahead.reset()
         self.scheduler.abandon()
         self.scheduler.preemptions = 0
         self.step_index = 0
@@ -107,6 +142,18 @@ class Engine:
             msg = f"{pages.count - pages.free} of {pages.count} KV pages are still held though no request runs"
             raise ComputeError(msg)
 
+    def _forward(self, batch: StepBatch, slices: list[Slice]) -> Float32:
+        try:
+            if self.ahead:
+                return self.ahead.run(lambda: self._arithmetic.forward(batch), slices)
+            return self._arithmetic.forward(batch)
+        except MemoryError as error:
+            msg = (
+                f"step {self.step_index} of {len(batch.token)} tokens in {len(slices)} sequences: memory ran out "
+                f"({error}); lower max_num_batched_tokens or max_num_seqs"
+            )
+            raise ComputeError(msg) from error
+
     def _write_down(self, slices: list[Slice]) -> None:
         self.log += [Ran(self.step_index, piece.sequence, piece.start, piece.count) for piece in slices]
         self.most_running = max(self.most_running, len(slices))
@@ -115,8 +162,10 @@ class Engine:
         """Takes the logits (W, vocab) of the slices that reached their sequence's newest token."""
         complete = [piece.sequence for piece in slices if piece.completes]
         for piece in slices:
-            piece.sequence.computed += piece.count
+            piece.sequence.land(piece.count)
         self._check_numbers(logits, complete)
+        for piece in slices:
+            self.scheduler.publish(piece.sequence)
         if not complete:
             return []
         logprobs = self._arithmetic.log_softmax(logits)
@@ -139,7 +188,7 @@ class Engine:
                 f"request {sequences[bad].request.id!r}, generated position {sequences[bad].generated}: "
                 f"logit of token {token} is {logits[bad, token]}; expected a finite number"
             )
-            raise ComputeError(msg)
+            raise ComputeError(msg, sequences[bad].request.id)
 
     def _report(self, sequence: Sequence, logits: Float32, logprobs: Float32) -> Position:
         """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on logits."""

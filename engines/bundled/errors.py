@@ -27,4 +27,9 @@ class NotSupported(BundledError):  # noqa: N818 - an answer, not a fault
 
 
 class ComputeError(BundledError):
-    """A step that went wrong."""
+    """A step that went wrong. `request_id` is the one request to blame, None if it is none in particular."""
+
+    def __init__(self, message: str, request_id: str | None = None) -> None:
+        """The message names the request too."""
+        super().__init__(message)
+        self.request_id = request_id

@@ -40,7 +40,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sample of one prompt. `forced` is a token path to follow instead of the sampler's own picks."""
+    """One sample of one prompt. `forced` is a token path to follow instead of the sampler's own picks.
+
+    `priority` counts under the policy of that name alone: lower runs sooner.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -48,6 +51,7 @@ class Request:
     sample: int = 0
     forced: tuple[int, ...] | None = None
     logits_digest: bool = False
+    priority: int = 0
 
     @property
     def most_tokens(self) -> int:

@@ -83,7 +83,7 @@ def _check_candidates(row: Float32, sequence: Sequence) -> None:
             f"request {sequence.request.id!r}, generated position {sequence.generated}: the largest logit "
             f"after penalties, bias and masks is {best}; expected a finite number, check these parameters"
         )
-        raise ComputeError(msg)
+        raise ComputeError(msg, sequence.request.id)
 
 
 def _seed_of(sampling: Sampling) -> int:

@@ -1,21 +1,24 @@
 """Continuous batching: decides which tokens of which sequences run in the next step. It runs nothing itself.
 
-Rules: sequences that run come first, in the order they were admitted, so the oldest always moves; a waiting
-sequence is admitted when a seat, tokens and pages are free; when pages run out the newest gives its pages
-back, waits at the front of the line and is recomputed. Nothing is dropped and nothing is cut short.
+Rules: sequences that run come first, in the order of the policy, so the first in rank always moves; a waiting
+sequence is admitted when a seat, tokens and pages are free; what the prefix cache holds of it is not computed; when
+pages run out the last in rank gives its pages back, waits in its place in line and is recomputed. Nothing is dropped
+and nothing is cut short. While a step runs the next one may be scheduled, but nobody is preempted then.
 
     waiting --admit--> running --finish--> done
        ^                  |
-       +----- preempt ----+
+       +----- preempt ----+     (abort: out of either, pages back)
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 
 from engines.bundled.config import EngineConfig
 from engines.bundled.pages import Pages
+from engines.bundled.policy import POLICIES
+from engines.bundled.prefix import PrefixCache
 from engines.bundled.sequence import Sequence
 
 
@@ -36,36 +39,81 @@ class Slice:
 class Scheduler:
     """Owns the line, the running sequences and the pages."""
 
-    def __init__(self, config: EngineConfig, pages: Pages) -> None:
+    def __init__(self, config: EngineConfig, pages: Pages, cache: PrefixCache | None = None) -> None:
         """`config` gives the seats (max_num_seqs) and the tokens (max_num_batched_tokens) of a step."""
         self.pages = pages
-        self.waiting: deque[Sequence] = deque()
+        self.cache = cache
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._seats = config.max_num_seqs
         self._tokens = config.max_num_batched_tokens
+        self._rank = POLICIES[config.policy]
+        self._submitted = 0
 
     @property
     def has_work(self) -> bool:
         """True while a sequence waits or runs."""
         return bool(self.waiting or self.running)
 
+    @property
+    def unfinished(self) -> tuple[Sequence, ...]:
+        """Every sequence that runs or waits."""
+        return (*self.running, *self.waiting)
+
     def add(self, sequence: Sequence) -> None:
-        """Puts a sequence at the end of the line."""
-        self.waiting.append(sequence)
+        """Puts a sequence in its place in line."""
+        sequence.number = self._submitted
+        self._submitted += 1
+        insort(self.waiting, sequence, key=self._rank)
 
     def schedule(self) -> list[Slice]:
         """The slices of the next step, at most one per sequence; pages for them are taken."""
         preempted_before = self.preemptions
-        slices = self._continue_running()
+        slices, _ = self._continue_running(may_preempt=True)
         if self.preemptions == preempted_before:
             slices += self._admit_waiting(self._tokens - sum(piece.count for piece in slices))
         return slices
+
+    def schedule_ahead(self, under_way: list[Slice]) -> list[Slice]:
+        """The slices of the step after the one under way; empty if that needs its results or its pages."""
+        for piece in under_way:
+            piece.sequence.take_off(piece.count)
+        slices, short = self._continue_running(may_preempt=False)
+        if not short:
+            slices += self._admit_waiting(self._tokens - sum(piece.count for piece in slices))
+        return slices
+
+    def publish(self, sequence: Sequence) -> None:
+        """Tells the prefix cache of the whole pages whose tokens are computed and final."""
+        if self.cache is None:
+            return
+        whole = sequence.cacheable // self.pages.size
+        if whole > sequence.published:
+            fresh = slice(sequence.published, whole)
+            self.cache.publish(self._keys(sequence, whole)[fresh], sequence.pages[fresh])
+            sequence.published = whole
 
     def finish(self, sequence: Sequence) -> None:
         """Takes a finished sequence out and gives its pages back."""
         self.running.remove(sequence)
         self._release(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Takes an unfinished sequence out of the line or its seat; its pages come back."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        else:
+            self.finish(sequence)
+
+    def requeue(self) -> None:
+        """Preempts everything that runs; a sequence that is over already only gives its pages back."""
+        for sequence in tuple(reversed(self.running)):
+            if sequence.finish_reason is None:
+                self.running.remove(sequence)
+                self._preempt(sequence)
+            else:
+                self.finish(sequence)
 
     def abandon(self) -> None:
         """Empties line and seats; every page comes back."""
@@ -74,38 +122,73 @@ class Scheduler:
         self.running.clear()
         self.waiting.clear()
 
-    def _continue_running(self) -> list[Slice]:
+    def _continue_running(self, *, may_preempt: bool) -> tuple[list[Slice], bool]:
+        """Slices of what runs, and whether pages were short for one of them."""
         slices: list[Slice] = []
         budget = self._tokens
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
             count = min(sequence.remaining, budget)
-            if not self._make_room(sequence, count):
-                break
-            slices.append(self._take(sequence, count))
+            if not self._make_room(sequence, count, may_preempt=may_preempt):
+                return slices, True
+            if count:
+                slices.append(self._take(sequence, count))
             budget -= count
             index += 1
-        return slices
+        return slices, False
 
     def _admit_waiting(self, budget: int) -> list[Slice]:
         slices: list[Slice] = []
         while self.waiting and budget > 0 and len(self.running) < self._seats:
-            count = min(self.waiting[0].remaining, budget)
-            if not self._can_run(self.waiting[0], count):
+            sequence = self.waiting[0]
+            found = self._find_cached(sequence)
+            count = min(sequence.remaining - len(found) * self.pages.size, budget)
+            if not self._can_admit(found, count):
                 break
-            sequence = self.waiting.popleft()
-            self.running.append(sequence)
+            self.waiting.pop(0)
+            insort(self.running, sequence, key=self._rank)
+            self._reuse(sequence, found)
             slices.append(self._take(sequence, count))
             budget -= count
         return slices
 
+    def _find_cached(self, sequence: Sequence) -> list[int]:
+        """Pages that hold a prefix of the sequence, short of its last token, whose logits are wanted."""
+        if self.cache is None:
+            return []
+        return self.cache.lookup(self._keys(sequence, (len(sequence.tokens) - 1) // self.pages.size))
+
+    def _keys(self, sequence: Sequence, whole: int) -> list[bytes]:
+        """Keys of the sequence's first `whole` pages, all of them whole."""
+        if self.cache is not None and len(sequence.page_keys) < whole:
+            tokens = sequence.tokens[: whole * self.pages.size]
+            sequence.page_keys = self.cache.keys(tokens, sequence.page_keys)
+        return sequence.page_keys[:whole]
+
+    def _can_admit(self, found: list[int], count: int) -> bool:
+        """True if `count` tokens after the `found` pages fit once those are held."""
+        needed = self.pages.needed(len(found) * self.pages.size + count, held=len(found))
+        return self.pages.can_allocate(needed + sum(map(self.pages.is_free, found)))
+
+    def _reuse(self, sequence: Sequence, found: list[int]) -> None:
+        self.pages.share(found)
+        sequence.pages += found
+        sequence.published = len(found)
+        sequence.computed = len(found) * self.pages.size
+        if sequence.preemptions:
+            sequence.restored_tokens += sequence.computed
+        else:
+            sequence.cached_tokens = sequence.computed
+
     def _can_run(self, sequence: Sequence, count: int) -> bool:
         return self.pages.can_allocate(self._pages_needed(sequence, count))
 
-    def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Preempts the newest until `count` tokens of `sequence` fit; False if that took `sequence` itself."""
+    def _make_room(self, sequence: Sequence, count: int, *, may_preempt: bool) -> bool:
+        """Preempts the last in rank until `count` tokens of `sequence` fit; False if that took `sequence` itself."""
         while not self._can_run(sequence, count):
+            if not may_preempt:
+                return False
             victim = self.running.pop()
             self._preempt(victim)
             if victim is sequence:
@@ -115,16 +198,20 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.preempt()
-        self.waiting.appendleft(sequence)
+        insort(self.waiting, sequence, key=self._rank)
         self.preemptions += 1
 
     def _take(self, sequence: Sequence, count: int) -> Slice:
-        sequence.pages += self.pages.allocate(self._pages_needed(sequence, count))
-        return Slice(sequence, sequence.computed, count)
+        taken = self.pages.allocate(self._pages_needed(sequence, count))
+        if self.cache is not None:
+            self.cache.forget(taken)
+        sequence.pages += taken
+        return Slice(sequence, sequence.scheduled, count)
 
     def _pages_needed(self, sequence: Sequence, count: int) -> int:
-        return self.pages.needed(sequence.computed + count, held=len(sequence.pages))
+        return self.pages.needed(sequence.scheduled + count, held=len(sequence.pages))
 
     def _release(self, sequence: Sequence) -> None:
-        self.pages.release(sequence.pages)
+        """The end of a sequence goes back first: it is the least likely to be found again."""
+        self.pages.release(reversed(sequence.pages))
         sequence.pages.clear()

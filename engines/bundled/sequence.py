@@ -2,7 +2,7 @@
 
 It does not know the scheduler, the kernels or other sequences. Rules: prompt and output are one list of
 tokens; `computed` counts the tokens whose keys and values lie in the pages; preemption resets it to zero and
-loses nothing.
+loses nothing; while a step is under way its tokens are `flying`, and an output it will bring is `expected`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,14 @@ class Sequence:
         self.positions: list[Position] = []
         self.pages: list[int] = []
         self.computed = 0
+        self.flying = 0  # tokens in a step that is under way
+        self.expected = 0  # outputs that step will bring: 0 or 1
+        self.number = 0  # in the order of submission; the scheduler's
         self.preemptions = 0
+        self.page_keys: list[bytes] = []  # the prefix cache's keys of whole pages, as far as they were needed
+        self.published = 0  # whole pages the prefix cache was told of
+        self.cached_tokens = 0  # of the prompt, found in the prefix cache at the first admission
+        self.restored_tokens = 0  # found there after preemptions
         self.finish_reason: FinishReason | None = None
         self._decode = decode
 
@@ -54,8 +61,23 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens whose keys and values are still to be computed before the next logits."""
-        return len(self.tokens) - self.computed
+        """Tokens whose keys and values are still to be handed to a step before the next logits.
+
+        0 for a sequence that the step under way will end, as far as that can be known before its token is.
+        """
+        if self.expected and self.generated + self.expected == self._most_positions:
+            return 0
+        return len(self.tokens) + self.expected - self.scheduled
+
+    @property
+    def scheduled(self) -> int:
+        """Tokens that are computed or in a step under way."""
+        return self.computed + self.flying
+
+    @property
+    def cacheable(self) -> int:
+        """Leading tokens whose keys and values are final: what others may be served. Unverified ones are not."""
+        return self.computed
 
     @property
     def forced_token(self) -> int | None:
@@ -76,10 +98,26 @@ class Sequence:
         if self._is_over():
             self.finish_reason = "stop" if self._stops() else "length"
 
+    def take_off(self, count: int) -> None:
+        """A step with the next `count` tokens is under way."""
+        self.expected = int(self.scheduled + count == len(self.tokens))
+        self.flying = count
+
+    def land(self, count: int) -> None:
+        """The step is over: its `count` tokens are computed."""
+        self.computed += count
+        self.flying = self.expected = 0
+
     def preempt(self) -> None:
         """Forgets what was computed, keeps what was generated. The pages are the scheduler's to give back."""
-        self.computed = 0
+        self.computed = self.flying = self.expected = self.published = 0
         self.preemptions += 1
+
+    @property
+    def _most_positions(self) -> int:
+        """Positions after which it ends whatever its tokens say."""
+        path = self.request.forced
+        return self.request.sampling.max_tokens if path is None else len(path)
 
     def _is_over(self) -> bool:
         """A forced path ends where the path ends, whatever its tokens say; a natural one where it stops."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from engines.bundled.engine import Engine
-from engines.bundled.errors import BundledError
+from engines.bundled.errors import BundledError, ComputeError
 from engines.bundled.request import Request
 from engines.bundled.sequence import FinishReason, Position, Sequence
-from engines.serve.counts import Counts, Totals
+from engines.serve.counts import Totals
 
 FailureKind = Literal["engine", "shutdown"]
 
@@ -27,7 +27,7 @@ FailureKind = Literal["engine", "shutdown"]
 class Delta(NamedTuple):
     """What a step brought one request of a job."""
 
-    index: int  # of the request in its job
+    choice: int  # the request's number in its job
     positions: tuple[Position, ...]
     finish: FinishReason | None  # None while it goes on
 
@@ -95,10 +95,11 @@ class Bridge:
         self._engine = engine
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._jobs: list[Job] = []
+        self._outbox: list[tuple[Sink, Event]] = []
         self._totals = Totals()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopped = False
-        self.counts = self._count()  # replaced whole after every step; read it from any thread
+        self.counts = self._totals.count(engine)  # replaced whole after every step; read it from any thread
         self.broken: str | None = None  # why the engine can serve no more
 
     def start(self) -> None:
@@ -130,7 +131,14 @@ class Bridge:
             self._take_commands()
             if self._engine.has_work and not self._stopped:
                 self._step()
-            self.counts = self._count()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Counts first: whoever has an answer finds it counted."""
+        self.counts = self._totals.count(self._engine)
+        for sink, event in self._outbox:
+            sink(event)
+        self._outbox.clear()
 
     def _take_commands(self) -> None:
         """Waits for a command if there is nothing else to do, then takes all that are there."""
@@ -154,7 +162,7 @@ class Bridge:
 
     def _admit(self, job: Job) -> None:
         if self.broken is not None:
-            job.sink(Failed("engine", self.broken))
+            self._outbox.append((job.sink, Failed("engine", self.broken)))
             return
         self._jobs.append(job)
         try:
@@ -163,16 +171,15 @@ class Bridge:
                 job.handed_out.append(0)
         except BundledError as error:
             self._drop(job)
-            job.sink(Failed("engine", str(error)))
+            self._outbox.append((job.sink, Failed("engine", str(error))))
             return
         self._totals.admit(job.requests)
 
     def _step(self) -> None:
         try:
             self._engine.step()
-        except BundledError as error:  # this step's requests are lost, the engine starts afresh
-            self._engine.reset()
-            self._fail_all("engine", str(error))
+        except ComputeError as error:
+            self._blame(error)
         except Exception as error:  # noqa: BLE001 - the engine boundary: whoever waits must hear of it
             self.broken = f"the engine stopped: {type(error).__name__}: {error}"
             self._engine.reset()
@@ -181,10 +188,17 @@ class Bridge:
         for job in list(self._jobs):
             self._hand_out(job)
 
+    def _blame(self, error: ComputeError) -> None:
+        """The request at fault ends, the others are recomputed; without one at fault all end."""
+        guilty = [job for job in self._jobs if any(one.id == error.request_id for one in job.requests)]
+        self._engine.recover()
+        for job in guilty or list(self._jobs):
+            self._fail(job, "engine", str(error))
+
     def _hand_out(self, job: Job) -> None:
         for delta in job.deltas():
             self._totals.generate(delta.positions, delta.finish)
-            job.sink(delta)
+            self._outbox.append((job.sink, delta))
         if job.finished:
             self._jobs.remove(job)
 
@@ -200,8 +214,8 @@ class Bridge:
 
     def _fail_all(self, kind: FailureKind, message: str) -> None:
         for job in list(self._jobs):
-            self._drop(job)
-            job.sink(Failed(kind, message))
+            self._fail(job, kind, message)
 
-    def _count(self) -> Counts:
-        return self._totals.count(self._engine)
+    def _fail(self, job: Job, kind: FailureKind, message: str) -> None:
+        self._drop(job)
+        self._outbox.append((job.sink, Failed(kind, message)))

@@ -29,6 +29,7 @@ class Counts(NamedTuple):
     steps: int
     preemptions: int
     admitted: int  # sequences that went in line
+    cached_tokens: int  # prompt tokens that came from a prefix cache
     prompt_tokens: int  # of admitted requests
     computed_tokens: int  # tokens that went through the model, recomputed ones again
     generated_tokens: int
@@ -85,6 +86,7 @@ class Totals:
             steps=self._steps,
             preemptions=self._preemptions,
             admitted=self._admitted,
+            cached_tokens=0,  # the engine has no prefix cache yet
             prompt_tokens=self._prompt_tokens,
             computed_tokens=self._computed_tokens,
             generated_tokens=self._generated_tokens,
@@ -105,6 +107,9 @@ def prometheus_text(counts: Counts, fingerprint: str) -> str:
         *_metric("preemptions_total", "counter", "Sequences put back in line and recomputed.", counts.preemptions),
         *_metric("requests_admitted_total", "counter", "Sequences that went in line.", counts.admitted),
         *_metric("prompt_tokens_total", "counter", "Prompt tokens of admitted sequences.", counts.prompt_tokens),
+        *_metric(
+            "cached_tokens_total", "counter", "Prompt tokens that came from a prefix cache.", counts.cached_tokens
+        ),
         *_metric("computed_tokens_total", "counter", "Tokens that went through the model.", counts.computed_tokens),
         *_metric("generation_tokens_total", "counter", "Tokens generated.", counts.generated_tokens),
         *_header("requests_total", "counter", "Sequences by how they ended."),

@@ -84,7 +84,7 @@ def _path(fault: Mapping[str, object]) -> str:
             path += f".{part}" if path else part
         if path.rpartition(".")[2] in UNIONS:
             break
-    return path
+    return path.encode("ascii", "backslashreplace").decode()[:SHOWN]
 
 
 def _location(fault: Mapping[str, object]) -> tuple[str | int, ...]:
@@ -102,10 +102,12 @@ def _sentence(faults: Sequence[Mapping[str, object]], path: str, known: Sequence
         return "the body: expected a JSON object with content-type application/json"
     if fault["type"] == "missing":
         return f"{path}: is required"
+    if path in REFUSED:
+        return f"{path}: {shown(fault['input'])} is not offered; {REFUSED[path]}"
     if fault["type"] == "extra_forbidden":
-        if path in REFUSED:
-            return f"{path}: not offered; {REFUSED[path]}"
         return f"{path}: no such field; {did_you_mean(name, known)}" if path == name else f"{path}: no such field"
-    if name in UNIONS:
+    lone = next((one for one in faults if "surrogate" in str(one["msg"])), None)
+    if name in UNIONS and lone is None:
         return f"{path}: expected {UNIONS[name]}, got {shown(fault['input'])}"
-    return f"{path}: {str(fault['msg']).removeprefix('Value error, ')}, got {shown(fault['input'])}"
+    told = lone or fault
+    return f"{path}: {str(told['msg']).removeprefix('Value error, ')}, got {shown(told['input'])}"

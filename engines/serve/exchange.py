@@ -39,7 +39,7 @@ class Exchange:
             if isinstance(event, Failed):
                 self._open = 0
                 raise as_error(event)
-            yield event.index, self._piece(event)
+            yield event.choice, self._piece(event)
 
     async def whole(self) -> list[Piece]:
         """Every choice, finished. Raises ApiError when the engine fails."""
@@ -56,7 +56,7 @@ class Exchange:
 
     def _piece(self, delta: Delta) -> Piece:
         self._open -= delta.finish is not None
-        return self._choices[delta.index].take(delta, self._eos)
+        return self._choices[delta.choice].take(delta, self._eos)
 
     def _receive(self, event: Event) -> None:
         """Called in the engine's thread."""

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from engines.bundled.request import MAX_TOP_LOGPROBS, SEED_LIMIT
 
 MOST_CHOICES = 128  # per prompt, as in OpenAI's API
+
+
+def _whole_text(text: str) -> str:
+    """JSON may spell half a character (a lone surrogate), which has no bytes and no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("expected whole characters, found a lone surrogate") from error
+    return text
+
+
+Words = Annotated[str, AfterValidator(_whole_text)]
 Token = Annotated[int, Field(ge=0)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
@@ -49,7 +61,7 @@ class SamplingBody(Body):
     seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
+    stop: Words | list[Words] | None = None
     stop_token_ids: list[Token] | None = None
     include_stop_str_in_output: bool | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -85,7 +97,7 @@ class SamplingBody(Body):
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]]
+    prompt: Words | list[Words] | list[Token] | list[list[Token]]
     max_tokens: Annotated[int, Field(ge=1)] | None = None  # 16 unless given
     logprobs: TopLogprobs | None = None
     echo: Literal[False] | None = None
@@ -97,14 +109,14 @@ class TextPart(Body):
     """One part of a message's content."""
 
     type: Literal["text"]
-    text: str
+    text: Words
 
 
 class ChatMessage(Body):
     """One message; a list of text parts is joined."""
 
-    role: Annotated[str, Field(min_length=1)]
-    content: str | list[TextPart]
+    role: Annotated[Words, Field(min_length=1)]
+    content: Words | list[TextPart]
     name: None = None
 
     @property

@@ -33,7 +33,9 @@ APPROVALS = "approvals"
 @click.option("--change-author", default=None, help="Who made the change. [the author]")
 @click.option("--baselines", default=None, metavar="URL", help="Baselines the run drifted from. [what gate.json says]")
 @click.option("--approvals", "folder", default=APPROVALS, show_default=True, type=click.Path(path_type=Path))
-@click.option("--key", default=None, type=click.Path(path_type=Path), help="SSH key to sign with. [git user.signingkey]")
+@click.option(
+    "--key", default=None, type=click.Path(path_type=Path), help="SSH key to sign with. [git user.signingkey]"
+)
 @click.option("--unsigned", is_flag=True, help="Write it without a signature.")
 def approve_command(
     run: Path, cell: str, reason: str, expires: str, cause: str, author: str | None, change_author: str | None,
@@ -66,7 +68,9 @@ def approve_command(
 
 @click.command("cosign")
 @click.argument("file", type=click.Path(path_type=Path), metavar="APPROVAL")
-@click.option("--key", default=None, type=click.Path(path_type=Path), help="SSH key to sign with. [git user.signingkey]")
+@click.option(
+    "--key", default=None, type=click.Path(path_type=Path), help="SSH key to sign with. [git user.signingkey]"
+)
 def cosign_command(file: Path, key: Path | None) -> int:
     """Add your signature to an approval. Read it first: you sign what it says."""
     from harness.approval.author import key_of

@@ -45,7 +45,9 @@ def find_pair(run: FinishedRun, name: str, open_labels: set[str]) -> JudgedPair:
         raise UsageError(f"cell {name!r}: the run has no such cell; {did_you_mean(name, cells)}")
     open_ = [pair for pair in mine if pair.label in open_labels] or mine
     if len(open_) > 1:
-        raise UsageError(f"cell {name!r}: several variants are open; name one of {', '.join(pair.label for pair in open_)}")
+        raise UsageError(
+            f"cell {name!r}: several variants are open; name one of {', '.join(pair.label for pair in open_)}"
+        )
     return open_[0]
 
 
@@ -64,19 +66,24 @@ def draft(run: FinishedRun, pair: JudgedPair, difference: Difference, drift: Dri
 
 def expiry(text: str, now: datetime) -> datetime:
     """`2026-12-31` (to the end of that day, UTC) or `30d` as a time after `now`. Raises UsageError."""
-    days = _DAYS.fullmatch(text)
-    try:
-        if days:
-            moment = now.replace(microsecond=0) + timedelta(days=int(days[1]))
-        elif _DATE.fullmatch(text):
-            moment = datetime.fromisoformat(text).replace(hour=23, minute=59, second=59, tzinfo=UTC)
-        else:
-            raise ValueError("no date")
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"--expires {text!r}: expected a date such as 2026-12-31, or days such as 30d") from error
+    moment = _moment(text, now)
+    if moment is None:
+        raise UsageError(f"--expires {text!r}: expected a date such as 2026-12-31, or days such as 30d")
     if moment <= now:
         raise UsageError(f"--expires {text!r}: expected a time in the future; now it is {now:%Y-%m-%d %H:%M} UTC")
     return moment
+
+
+def _moment(text: str, now: datetime) -> datetime | None:
+    days = _DAYS.fullmatch(text)
+    try:
+        if days:
+            return now.replace(microsecond=0) + timedelta(days=int(days[1]))
+        if _DATE.fullmatch(text):
+            return datetime.fromisoformat(text).replace(hour=23, minute=59, second=59, tzinfo=UTC)
+    except (ValueError, OverflowError):  # a day that no calendar has
+        return None
+    return None
 
 
 def _changed(pair: JudgedPair, difference: Difference, drift: Drift | None) -> tuple[str, ...]:

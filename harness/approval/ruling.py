@@ -100,7 +100,9 @@ class Rulings:
     obsolete: tuple[Noted, ...]
 
 
-def rule(filed: Sequence[Filed], scope: Scope, differences: Sequence[Difference], terms: Terms, now: datetime) -> Rulings:
+def rule(
+    filed: Sequence[Filed], scope: Scope, differences: Sequence[Difference], terms: Terms, now: datetime
+) -> Rulings:
     """Rules on every approval; `now` is aware."""
     invalid: list[Noted] = []
     readable: list[tuple[Filed, Approval]] = []
@@ -157,7 +159,9 @@ def _rule_cell(
 
 
 def _superseded(note: Noted) -> Noted:
-    return Noted(name=note.name, label=note.label, sentence=f"another approval is in force ({note.sentence}); remove it")
+    return Noted(
+        name=note.name, label=note.label, sentence=f"another approval is in force ({note.sentence}); remove it"
+    )
 
 
 def _note(item: Filed, approval: Approval, sentence: str) -> Noted:
@@ -214,11 +218,13 @@ def _signers(item: Filed) -> tuple[str, ...]:
 
 def _time_fault(approval: Approval, terms: Terms, now: datetime) -> str:
     if now >= approval.expires:
-        return f"it expired on {approval.expires:%Y-%m-%d %H:%M} UTC; fix the cell, or judge the difference and approve anew"
+        over = f"{approval.expires:%Y-%m-%d %H:%M} UTC"
+        return f"it expired on {over}; fix the cell, or judge the difference and approve anew"
     if now < approval.created:
         return f"it is dated {approval.created:%Y-%m-%d %H:%M} UTC, in the future; check the clock, or approve anew"
     if terms.longest_days is not None and approval.expires - approval.created > timedelta(days=terms.longest_days):
-        return f"it runs longer than the {terms.longest_days} days the policy allows; approve anew with an earlier --expires"
+        days = terms.longest_days
+        return f"it runs longer than the {days} days the policy allows; approve anew with an earlier --expires"
     return ""
 
 
@@ -233,6 +239,8 @@ def _scope_fault(approval: Approval, difference: Difference | None) -> str:
         if approved != shown:
             return f"it is scoped to {name} {approved[:12]}, and the run used {shown[:12]}; approve anew"
     if (approval.old, approval.new) != (difference.old, difference.new):
-        return (f"it approves the difference {approval.old[:12]} -> {approval.new[:12]}, and the run shows "
-                f"{difference.old[:12]} -> {difference.new[:12]}: another difference; judge that one and approve anew")  # fmt: skip
+        return (
+            f"it approves the difference {approval.old[:12]} -> {approval.new[:12]}, and the run shows "
+            f"{difference.old[:12]} -> {difference.new[:12]}: another difference; judge that one and approve anew"
+        )
     return ""

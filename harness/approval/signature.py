@@ -65,12 +65,21 @@ def check(content: bytes, armour: bytes, signers: Path, author: str, moment: dat
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
         place = Path(folder) / "signature"
         place.write_bytes(armour)
-        whole = _keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(place)], content)
-        good = _GOOD.search(whole.stdout.decode(errors="replace"))
-        if whole.returncode != 0 or good is None:
-            return Signature(file=file, intact=False, signer=None, key="",
-                             problem="the signature is not one of this file's bytes")  # fmt: skip
-        signer, problem = _principal(content, place, signers, author, moment)
+        done = _verify(content, place, signers, author, moment)
+        good = _GOOD.search(done.stdout.decode(errors="replace"))
+        if done.returncode == 0 and good is not None:  # the usual case: the author's own signature
+            return Signature(file=file, intact=True, signer=author, key=good["key"])
+        return _examine(content, place, signers, author, moment, file)
+
+
+def _examine(content: bytes, place: Path, signers: Path, author: str, moment: datetime, file: str) -> Signature:
+    """Whose a signature is that is not the author's, or why it is nobody's."""
+    whole = _keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(place)], content)
+    good = _GOOD.search(whole.stdout.decode(errors="replace"))
+    if whole.returncode != 0 or good is None:
+        problem = "the signature is not one of this file's bytes"
+        return Signature(file=file, intact=False, signer=None, key="", problem=problem)
+    signer, problem = _principal(content, place, signers, author, moment)
     return Signature(file=file, intact=True, signer=signer, key=good["key"], problem=problem)
 
 
@@ -103,17 +112,27 @@ def _string(data: bytes) -> tuple[bytes, bytes]:
 
 def _principal(content: bytes, place: Path, signers: Path, author: str, moment: datetime) -> tuple[str | None, str]:
     """(who signed, why nobody counts)."""
-    time = f"-Overify-time={moment.astimezone(UTC):%Y%m%d%H%M%S}"
-    found = _keygen(["-Y", "find-principals", "-s", str(place), "-f", str(signers), time], b"")
+    found = _keygen(["-Y", "find-principals", "-s", str(place), "-f", str(signers), _at(moment)], b"")
     names = found.stdout.decode(errors="replace").split() if found.returncode == 0 else []
     problem = _reason(found, signers)
     for name in sorted(names, key=lambda name: not fnmatchcase(author, name)):
         principal = author if fnmatchcase(author, name) else name
-        done = _keygen(["-Y", "verify", "-f", str(signers), "-I", principal, "-n", NAMESPACE, "-s", str(place), time], content)  # fmt: skip
+        done = _verify(content, place, signers, principal, moment)
         if done.returncode == 0:
             return principal, ""
         problem = _reason(done, signers)
     return None, problem
+
+
+def _verify(
+    content: bytes, place: Path, signers: Path, principal: str, moment: datetime
+) -> subprocess.CompletedProcess[bytes]:
+    arguments = ["-Y", "verify", "-f", str(signers), "-I", principal, "-n", NAMESPACE, "-s", str(place), _at(moment)]
+    return _keygen(arguments, content)
+
+
+def _at(moment: datetime) -> str:
+    return f"-Overify-time={moment.astimezone(UTC):%Y%m%d%H%M%S}"
 
 
 def _reason(done: subprocess.CompletedProcess[bytes], signers: Path) -> str:
@@ -135,7 +154,9 @@ def _keygen(arguments: Sequence[str], content: bytes, *, ask: bool = False) -> s
     """Runs ssh-keygen in UTC and English; `ask` lets it ask for a passphrase."""
     program = shutil.which("ssh-keygen")
     if program is None:
-        raise UsageError("ssh-keygen is not on the PATH; install OpenSSH's client (Debian: apt-get install openssh-client)")
+        raise UsageError(
+            "ssh-keygen is not on the PATH; install OpenSSH's client (Debian: apt-get install openssh-client)"
+        )
     environment = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
     if not ask:
         environment.pop("SSH_ASKPASS", None)

@@ -43,7 +43,9 @@ def accept_command(
     kept = KEPT[: 0 if keep == "nothing" else KEPT.index(keep) + 1]
     terms = Acceptance(author=author_of(author), reason=reason, moment=datetime.now(UTC), keep=kept)
     for baseline in accept(finished, Shelf(baselines), cells, terms):
-        click.echo(f"accepted {baseline.key}: {baseline.positions} positions, judged digest {baseline.judged_digest[:12]}")
+        click.echo(
+            f"accepted {baseline.key}: {baseline.positions} positions, judged digest {baseline.judged_digest[:12]}"
+        )
     if not cells:
         for pair in finished.pairs:
             if why := refusal(pair):

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from harness.traces import Traces
 
 Outcome = Literal["same", "different", "incomparable", "no baseline"]
-NO_SUSPECT = (
-    "nothing that decides changed: a fault of the engine, or of a fingerprint that does not see what moved it"
-)
+NO_SUSPECT = "nothing that decides changed: a fault of the engine, or of a fingerprint that does not see what moved it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,9 @@ def find_drift(accepted: Accepted | None, now: Now, rule: Rule) -> Drift:
     )  # fmt: skip
     moved = work_changes(baseline, now.fingerprint)
     if moved:
-        return _end(start, "incomparable", f"the baseline was made with another {', another '.join(moved)}; accept a new one")
+        return _end(
+            start, "incomparable", f"the baseline was made with another {', another '.join(moved)}; accept a new one"
+        )
     if baseline.judged_digest == now.judged_digest:
         return _end(start, "same", _same(start))
     return _located(start, accepted.table(), now.traces(), rule)
@@ -119,7 +119,12 @@ def _located(start: Drift, table: pa.Table, traces: Traces, rule: Rule) -> Drift
     chained = chained_rule(rule)
     current, stored = chains(traces, chained), ends(table, chained)
     if set(current) != set(stored):
-        return _end(start, "different", "another set of requests was answered", differing_requests=len(set(current) ^ set(stored)))
+        return _end(
+            start,
+            "different",
+            "another set of requests was answered",
+            differing_requests=len(set(current) ^ set(stored)),
+        )
     moved = [key for key in sorted(stored) if stored[key] != current[key].end]
     if not moved:
         return _end(start, "same", f"{_same(start)} (under rule {rule}; evidence beyond it differs)")
@@ -150,7 +155,11 @@ def describe_size(comparison: Comparison, rule: Rule) -> str:
     counted = (f"{comparison.differing_positions} of {comparison.positions} compared positions differ "
                f"under rule {comparison.rule}")  # fmt: skip
     if size.max_ulp is None or size.max_delta is None:
-        kept = "" if comparison.rule != "tokens" or rule in ("text", "tokens") else "; no logprobs were kept with the baseline"
+        kept = (
+            ""
+            if comparison.rule != "tokens" or rule in ("text", "tokens")
+            else "; no logprobs were kept with the baseline"
+        )
         return counted + kept
     return f"{counted}, at most {size.max_ulp} ulp, |Δlogprob| at most {size.max_delta:.3g}"
 
@@ -166,6 +175,5 @@ def _same(drift: Drift) -> str:
 
 
 def _end(start: Drift, outcome: Outcome, sentence: str, **changes: object) -> Drift:
-    import dataclasses
 
     return dataclasses.replace(start, outcome=outcome, sentence=sentence, **changes)  # type: ignore[arg-type]

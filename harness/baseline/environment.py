@@ -183,8 +183,10 @@ def _control(
     if compare(ran.first.traces, ran.second.traces, pair.cell.rule, "natural").outcome == "different":
         return _control_result(pair, "its own floor differs: noise is not a control", fired=False)
     rule = chained_rule(pair.cell.rule)
-    known = {key: chain.end for key, chain in chains(now.first.traces, rule).items()} if accepted is None else ends(
-        accepted.table(), rule
+    known = (
+        {key: chain.end for key, chain in chains(now.first.traces, rule).items()}
+        if accepted is None
+        else ends(accepted.table(), rule)
     )
     moved = [known.get(key) != chain.end for key, chain in chains(ran.first.traces, rule).items()]
     against = "the variant, for want of a baseline" if accepted is None else "the baseline"
@@ -192,9 +194,7 @@ def _control(
     return _control_result(pair, sentence, fired=any(moved), requests=len(moved), differing=sum(moved))
 
 
-def _control_result(
-    pair: Pair, sentence: str, *, fired: bool, requests: int = 0, differing: int = 0
-) -> ControlResult:
+def _control_result(pair: Pair, sentence: str, *, fired: bool, requests: int = 0, differing: int = 0) -> ControlResult:
     control = pair.cell.control
     parts = [control.mode or "", *(f"{key}={value}" for key, value in control.variant)]
     return ControlResult(

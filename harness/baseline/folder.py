@@ -27,7 +27,9 @@ class Folder:
         try:
             self._files, self._root = url_to_fs(os.path.expanduser(url))  # noqa: PTH111 - a URL, not a path
         except (ValueError, ImportError) as error:
-            raise UsageError(f"{url}: cannot be opened: {error}; install the package that serves it or name a folder") from error  # fmt: skip
+            raise UsageError(
+                f"{url}: cannot be opened: {error}; install the package that serves it or name a folder"
+            ) from error
         self.url = url
 
     def put(self, content: bytes, suffix: str) -> str:

@@ -85,11 +85,31 @@ def _capture(
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
         try:
             with LifetimeProcess(subject.adapter.environment(settings), Path(folder) / "engine.log") as process:
-                process.ask({"do": "start", "engine": subject.adapter.name, "model": subject.model, "settings": settings,
-                             "store": folder, "session": "perplexity"}, deadline_s)  # fmt: skip
-                process.ask({"do": "capture", "case": CASE, "requests": [request_json(item) for item in requests],
-                             "schedule": dataclasses.asdict(schedule), "replay": "golden", "logits_digests": False,
-                             "golden": {name: list(tokens) for name, tokens in golden.items()}, "prelude": [], "work": {}}, deadline_s)  # fmt: skip
+                process.ask(
+                    {
+                        "do": "start",
+                        "engine": subject.adapter.name,
+                        "model": subject.model,
+                        "settings": settings,
+                        "store": folder,
+                        "session": "perplexity",
+                    },
+                    deadline_s,
+                )
+                process.ask(
+                    {
+                        "do": "capture",
+                        "case": CASE,
+                        "requests": [request_json(item) for item in requests],
+                        "schedule": dataclasses.asdict(schedule),
+                        "replay": "golden",
+                        "logits_digests": False,
+                        "golden": {name: list(tokens) for name, tokens in golden.items()},
+                        "prelude": [],
+                        "work": {},
+                    },
+                    deadline_s,
+                )
         except LifetimeError as error:
             kind = Unsupported if error.failure.kind == "unsupported" else EngineError
             raise kind("\n".join([error.failure.message, *error.failure.log_tail])) from error

@@ -127,9 +127,13 @@ def compare_perplexity(baseline: PerplexityBaseline, now: Measurement) -> tuple[
 def describe_changes(baseline: PerplexityBaseline, now: Measurement, changes: Sequence[Change]) -> str:
     """What changed, how much, and what is suspected, in words."""
     if not changes:
-        return f"{len(now.samples)} samples, every bit as accepted on {baseline.accepted}; perplexity {now.perplexity:.6g}"
+        return (
+            f"{len(now.samples)} samples, every bit as accepted on {baseline.accepted}; perplexity {now.perplexity:.6g}"
+        )
     suspects, _ = suspected(baseline.measurement.fingerprint, now.fingerprint)
-    lines = [f"{len(changes)} of {len(baseline.measurement.samples)} samples differ from the baseline of {baseline.accepted}"]
+    lines = [
+        f"{len(changes)} of {len(baseline.measurement.samples)} samples differ from the baseline of {baseline.accepted}"
+    ]
     lines += [f"  {change.id}: {_shown(change.before)} -> {_shown(change.now)}" for change in changes[:10]]
     lines += [f"  …and {len(changes) - 10} more"] if len(changes) > 10 else []
     lines.append(f"changed: {'; '.join(suspects)}" if suspects else NO_SUSPECT)
@@ -165,8 +169,10 @@ def read_perplexity(file: Path) -> PerplexityBaseline:
     content = {name: value.get(name) for name in ("measurement", "author", "reason", "accepted")}
     found = digest(content)
     if value.get("digest") != found:
-        raise StoreError(f"{file}: expected digest {found} for this content, found {value.get('digest')}: it was edited; "
-                         "restore it, or refresh it with `samebits perplexity accept`")  # fmt: skip
+        raise StoreError(
+            f"{file}: expected digest {found} for this content, found {value.get('digest')}: it was edited; "
+            "restore it, or refresh it with `samebits perplexity accept`"
+        )
     measurement = _measurement(cast("dict[str, Any]", content["measurement"]), file)
     return PerplexityBaseline(measurement=measurement, author=str(content["author"]), reason=str(content["reason"]),
                               accepted=str(content["accepted"]))  # fmt: skip

@@ -81,5 +81,7 @@ def accept_command(files: tuple[Path, ...], baseline: Path, reason: str, author:
     parts = [read_measurement(file) for file in files]
     accepted = accept_perplexity(parts, author_of(author), reason, datetime.now(UTC))
     write_json(baseline, baseline_json(accepted))
-    click.echo(f"{baseline}: {len(accepted.measurement.samples)} samples, perplexity {accepted.measurement.perplexity:.6g}")
+    click.echo(
+        f"{baseline}: {len(accepted.measurement.samples)} samples, perplexity {accepted.measurement.perplexity:.6g}"
+    )
     return 0

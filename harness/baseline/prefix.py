@@ -108,7 +108,10 @@ def _chain(head: bytes, rows: list[bytes], finish_reason: str) -> Chain:
 def _rows(table: PositionTable, part: slice, rule: Rule) -> list[bytes]:
     """The bytes of each position under a rule."""
     level = RULES.index(rule)
-    columns = [table.token[part].astype("<i4")[:, None].view(np.uint8), table.pick[part].astype("<i4")[:, None].view(np.uint8)]
+    columns = [
+        table.token[part].astype("<i4")[:, None].view(np.uint8),
+        table.pick[part].astype("<i4")[:, None].view(np.uint8),
+    ]
     if level >= RULES.index("logprobs") and table.logprob is not None:
         columns.append(table.logprob[part].view(np.uint32).astype("<u4")[:, None].view(np.uint8))
     fixed = np.concatenate(columns, axis=1)

@@ -132,7 +132,9 @@ def _keys(table: pa.Table) -> list[RequestKey]:
 
 def _column(table: pa.Table, name: str, rule: Rule) -> list[Any]:
     if name not in table.column_names:
-        raise StoreError(f"the baseline was accepted without evidence for rule {rule!r}; accept one from a run that has it")
+        raise StoreError(
+            f"the baseline was accepted without evidence for rule {rule!r}; accept one from a run that has it"
+        )
     return cast("list[Any]", table.column(name).to_pylist())
 
 
@@ -150,4 +152,6 @@ def _candidates(table: pa.Table, lengths: np.ndarray[Any, np.dtype[np.int64]]) -
     width = len(ids) // int(lengths.sum()) if len(ids) else 0
     values = _flat(table, "topk_bits").astype(np.uint32).view(np.float32)
     shape = (int(lengths.sum()), width)
-    return (ids.reshape(shape), values.reshape(shape)) if width else (np.full((shape[0], 0), NO_TOKEN, np.int32), values)
+    return (
+        (ids.reshape(shape), values.reshape(shape)) if width else (np.full((shape[0], 0), NO_TOKEN, np.int32), values)
+    )

@@ -24,6 +24,8 @@ from harness.doctor.process import UNKNOWN, Process, known_text
 from harness.doctor.tools import read_curl, read_installs
 from harness.doctor.wrappers import peel_wrapper
 
+MAX_WORDS = 4_000  # of one command; nobody types more
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -47,7 +49,7 @@ def read_command(
     scope: str = "",
 ) -> Outcome:
     """What a command starts, given the environment before it. `slurm_export` is the job's own `--export`."""
-    process = Process(words=list(words), place=place, settings=dict(settings))
+    process = Process(words=list(words[:MAX_WORDS]), place=place, settings=dict(settings))
     for _ in range(32):
         if not process.words or not peel_wrapper(process, slurm_export):
             break
@@ -121,7 +123,7 @@ def find_start(words: Sequence[str], place: Place, *, image: str = "") -> Start 
         return _server("tensorrt_llm", words[2:] if words[1:2] == ["serve"] else words[1:], place)
     if re.fullmatch(r"python[\d.]*|torchrun|accelerate|deepspeed|pypy3?", name):
         return _find_python_start(words, place)
-    if re.fullmatch(r"sbatch|source|\.", name):
+    if re.fullmatch(r"source|\.", name):
         return _find_script(words[1:], place)
     if name.endswith((".py", ".sh")) and UNKNOWN not in words[0]:
         return Start(engine="", place=place, target=words[0])

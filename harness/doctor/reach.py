@@ -108,6 +108,7 @@ def _make_launch(index: _Index, document: Document, start: Start) -> Launch:
     extra, missing = _env_files(index, document, start)
     settings.extend(extra)
     settings.extend(start.settings)
+    settings.extend(_overrides(index, document, start))
     is_open = is_open or missing or _missing_source(index, document)
     blocked.extend(start.blocked)
     blocked.extend(lost for other in (*around, document) for lost in other.blocked)
@@ -160,7 +161,9 @@ def _around(index: _Index, document: Document, start: Start) -> list[Document]:
     if start.reach:
         return []
     sourced = [index.named(document, name.rsplit("/", 1)[-1]) for name in document.sources]
-    beside = [other for other in index.by_folder[_folder(document)] if other.kind in _AMBIENT]
+    runners = {owner.path for owner, _ in index.wrappers(document)}  # what they hand on is known command by command
+    folder = index.by_folder[_folder(document)]
+    beside = [other for other in folder if other.kind in _AMBIENT and other.path not in runners]
     others = [*beside, *index.imported(document), *(other for other in sourced if other is not None)]
     return _without_starts(document, others)
 
@@ -191,6 +194,18 @@ def _env_files(index: _Index, document: Document, start: Start) -> tuple[list[En
         else:
             settings.extend(linked.settings)
     return settings, missing
+
+
+def _overrides(index: _Index, document: Document, start: Start) -> list[EnvSet]:
+    """compose's override file for the same service, and a unit's drop-ins: both come after the file itself."""
+    if start.reach == "unit":
+        drop_ins = index.by_folder.get(f"{document.path}.d", [])
+        return [setting for other in drop_ins for setting in other.settings]
+    if document.kind != "yaml" or start.reach != "container" or "services:" not in document.text:
+        return []
+    others = [other for other in index.by_folder[_folder(document)] if other is not document]
+    named = [other for other in others if other.kind == "yaml" and "override" in posixpath.basename(other.path)]
+    return [setting for other in named for setting in other.settings if setting.scope == start.scope]
 
 
 def _missing_source(index: _Index, document: Document) -> str:

@@ -234,7 +234,8 @@ def _peel_sudo(process: Process, _: str) -> bool:
 
 def _peel_srun(process: Process, slurm_export: str) -> bool:
     del process.words[0]
-    export = slurm_export
+    job = process.settings.get("SLURM_EXPORT_ENV")
+    export = job.value or "" if job is not None else slurm_export
     for name, value in _drop_options(process.words, _SRUN_VALUED):
         if name == "--export":
             export = value
@@ -242,6 +243,13 @@ def _peel_srun(process: Process, slurm_export: str) -> bool:
             process.hardware = process.hardware or name_hardware(value)
     apply_slurm_export(process.settings, process.blocked, process.place, export)
     return True
+
+
+def _peel_sbatch(process: Process, _: str) -> bool:
+    """sbatch hands on what `--export` says, then runs the script."""
+    _peel_srun(process, "")
+    process.words = ["bash", *process.words] if process.words else []
+    return bool(process.words)
 
 
 def apply_slurm_export(settings: dict[str, EnvSet], blocked: list[Blocked], place: Place, export: str) -> None:
@@ -364,6 +372,7 @@ _PEELERS = {
     "env": _peel_env,
     "sudo": _peel_sudo,
     "srun": _peel_srun,
+    "sbatch": _peel_sbatch,
     "mpirun": _peel_mpi,
     "mpiexec": _peel_mpi,
     "ssh": _peel_ssh,

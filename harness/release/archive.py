@@ -25,8 +25,8 @@ from harness.corpus_manifest import MANIFEST as CORPUS_MANIFEST
 from harness.corpus_manifest import read_manifest
 from harness.engine import Tokenizer
 from harness.errors import StoreError, UsageError
-from harness.finished import FinishedRun
 from harness.fingerprint import Fingerprint, fingerprint_of
+from harness.finished import FinishedRun
 from harness.privacy import Private, public_field
 from harness.release.gate_record import read_gate
 from harness.release.tar import write_tar

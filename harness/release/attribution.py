@@ -48,14 +48,19 @@ class Onset:
         """The attribution in words."""
         first = self.steps[0]
         if self.last_good is None:
-            return f"{self.label}: every recorded night differs from the baseline, the first on {first.started}; {first.sentence}"
+            since = f"every recorded night differs from the baseline, the first on {first.started}"
+            return f"{self.label}: {since}; {first.sentence}"
         again = f"; the bits moved {len(self.steps) - 1} more times since" if len(self.steps) > 1 else ""
-        return (f"{self.label}: drifts since the run of {first.started} (the last good one was {self.last_good.started}); "
-                f"{first.sentence}{again}")  # fmt: skip
+        return (
+            f"{self.label}: drifts since the run of {first.started} (the last good one was {self.last_good.started}); "
+            f"{first.sentence}{again}"
+        )
 
 
 def attribute(
-    nights: Sequence[Night], fingerprint: Callable[[str], Fingerprint], baseline: Callable[[], Fingerprint] | None = None
+    nights: Sequence[Night],
+    fingerprint: Callable[[str], Fingerprint],
+    baseline: Callable[[], Fingerprint] | None = None,
 ) -> Onset | None:
     """The onset of the drift that the newest of a pair's nights (oldest first) has; None when it has none.
 

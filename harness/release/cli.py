@@ -59,13 +59,17 @@ def gate_command(
     from harness.release.gate_run import GateInputs, gate
 
     finished = read_finished(run)
-    inputs = GateInputs(baselines=baselines, approvals=approvals, signers=signers, policy=policy, change_author=change_author)
+    inputs = GateInputs(
+        baselines=baselines, approvals=approvals, signers=signers, policy=policy, change_author=change_author
+    )
     decision = gate(finished, inputs, datetime.now(UTC))
     finish_gate(finished, decision, out or run, annotations=annotations)
     return decision.exit_code
 
 
-def finish_gate(run: FinishedRun, decision: Decision, folder: Path, *, annotations: bool | None) -> Mapping[str, object]:
+def finish_gate(
+    run: FinishedRun, decision: Decision, folder: Path, *, annotations: bool | None
+) -> Mapping[str, object]:
     """Writes the decision and says it."""
     from harness.release.gate_run import write_gate
 
@@ -100,7 +104,9 @@ def _why(row: Row) -> str:
 @click.option("--history", required=True, metavar="DIR", help="Where nights are kept: a folder, or any fsspec URL.")
 @click.option("--baselines", default=None, metavar="URL", help="What the run is held against. [HISTORY/baselines]")
 @gate_options
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the run. [.samebits/nightly/...]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Folder for the run. [.samebits/nightly/...]"
+)
 @click.option("--overwrite", is_flag=True, help="Replace a finished or foreign run in --out.")
 @click.option("--deadline", type=float, default=DEADLINE_S, show_default=True, help="Seconds one case may take.")
 @click.option("--quiet", is_flag=True, help="No progress; the outcome is still printed.")
@@ -134,7 +140,9 @@ def nightly_command(
         click.echo(f"interrupted; the same command with --out {folder} resumes", err=True)
         return 130
     finished = read_finished(folder)
-    inputs = GateInputs(baselines=shelf, approvals=approvals, signers=signers, policy=policy, change_author=change_author)
+    inputs = GateInputs(
+        baselines=shelf, approvals=approvals, signers=signers, policy=policy, change_author=change_author
+    )
     night = conclude_night(finished, history, inputs, datetime.now(UTC))
     finish_gate(finished, night.decision, folder, annotations=annotations)
     write_trend(night, folder, registry.load(registry.TREND))

@@ -60,9 +60,7 @@ class Decision:
     decided: datetime
 
 
-def decide_gate(
-    run: FinishedRun, drifts: Drifts, filed: Sequence[Filed], policy: Policy, now: datetime
-) -> Decision:
+def decide_gate(run: FinishedRun, drifts: Drifts, filed: Sequence[Filed], policy: Policy, now: datetime) -> Decision:
     """Decides on a run. `drifts` holds every pair held against a baseline; `now` is aware."""
     scope = Scope(
         engine=run.engine, model=run.model, labels={pair.label for pair in run.pairs},
@@ -87,7 +85,9 @@ def differences_of(pair: JudgedPair, drift: Drift | None) -> tuple[Difference, .
         floor = pair.digests.get("floor")
         if floor is not None and floor != old and old == new:
             new = floor  # run-to-run: the reference differs from itself
-        found.append(Difference(label=pair.label, kind="difference", rule=pair.rule, corpus=pair.corpus_digest, old=old, new=new))  # fmt: skip
+        found.append(
+            Difference(label=pair.label, kind="difference", rule=pair.rule, corpus=pair.corpus_digest, old=old, new=new)
+        )
     if drift is not None and drift.outcome == "different" and drift.old and drift.new:
         found.append(Difference(label=pair.label, kind="drift", rule=pair.rule, corpus=pair.corpus_digest,
                                 old=drift.old, new=drift.new))  # fmt: skip
@@ -233,4 +233,8 @@ def _count(items: Sequence[str], noun: str) -> str:
 
 def with_change_author(policy: Policy, author: str | None) -> Policy:
     """The policy, told who made this change."""
-    return policy if author is None else dataclasses.replace(policy, terms=dataclasses.replace(policy.terms, change_author=author))
+    return (
+        policy
+        if author is None
+        else dataclasses.replace(policy, terms=dataclasses.replace(policy.terms, change_author=author))
+    )

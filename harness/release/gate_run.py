@@ -48,7 +48,9 @@ def gate(run: FinishedRun, inputs: GateInputs, now: datetime) -> Decision:
     return decide_gate(run, drifts, filed, with_change_author(policy, inputs.change_author), now)
 
 
-def write_gate(run: FinishedRun, decision: Decision, folder: Path, comment: Comment, report: Reporter) -> dict[str, object]:
+def write_gate(
+    run: FinishedRun, decision: Decision, folder: Path, comment: Comment, report: Reporter
+) -> dict[str, object]:
     """Writes gate.json, gate.md and the reports as the gate leaves them; returns the record. Raises OutputError."""
     record = gate_record(run, decision)
     place = folder / REPORTS

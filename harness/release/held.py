@@ -15,8 +15,8 @@ from harness.baseline.accept import key_of
 from harness.baseline.drift import Drift, Now, find_drift
 from harness.baseline.shelf import Shelf
 from harness.errors import StoreError
-from harness.finished import FinishedRun, JudgedPair
 from harness.fingerprint import Fingerprint, fingerprint_of
+from harness.finished import FinishedRun, JudgedPair
 from harness.verdict import VerdictName
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def _drift(run: FinishedRun, pair: JudgedPair, shelf: Shelf) -> Drift:
         return find_drift(accepted, now, pair.rule)
     except ComparisonError as error:
         old = accepted.baseline.judged_digest if accepted else None
-        return Drift(outcome="incomparable", sentence=f"cannot be compared with the baseline: {error}", old=old, new=digest)
+        return Drift(
+            outcome="incomparable", sentence=f"cannot be compared with the baseline: {error}", old=old, new=digest
+        )
 
 
 def _fingerprint(run: FinishedRun, case: str, digest: str) -> Fingerprint:

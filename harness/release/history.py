@@ -21,8 +21,8 @@ from harness.baseline.accept import publishable
 from harness.baseline.folder import Folder
 from harness.engine import Field
 from harness.errors import StoreError
-from harness.finished import FinishedRun, JudgedPair
 from harness.fingerprint import Fingerprint, fingerprint_of
+from harness.finished import FinishedRun, JudgedPair
 from harness.release.decision import Decision, Row
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class History:
 
 
 def _baseline(pair: JudgedPair, row: Row) -> str:
-    """The judged digest of the baseline the pair was held against, by the gate or by its own axis; empty without one."""
+    """Judged digest of the baseline the pair was held against, by gate or by its own axis; empty without one."""
     if row.drift is not None:
         return row.drift.old or ""
     return pair.digests.get("reference", "") if pair.reference_role == "variant" else ""
@@ -185,7 +185,9 @@ def _bytes(nights: Sequence[Night]) -> bytes:
 
     schema = _schema()
     columns = [[getattr(night, name) for night in nights] for name in schema.names]
-    table = pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+    table = pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()

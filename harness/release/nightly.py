@@ -15,8 +15,8 @@ from pathlib import Path
 from harness.baseline.entry import Key
 from harness.baseline.shelf import Shelf
 from harness.errors import OutputError
-from harness.finished import FinishedRun
 from harness.fingerprint import Fingerprint
+from harness.finished import FinishedRun
 from harness.release.decision import Decision
 from harness.release.gate_run import GateInputs, gate
 from harness.release.history import History
@@ -38,7 +38,7 @@ class Nightly:
 
 
 def conclude_night(run: FinishedRun, history_url: str, inputs: GateInputs, now: datetime) -> Nightly:
-    """Gates and records a finished run. `inputs.baselines` must be given. Raises UsageError, StoreError, OutputError."""
+    """Gates and records a finished run; `inputs.baselines` is given. Raises UsageError, StoreError, OutputError."""
     decision = gate(run, inputs, now)
     history = History(history_url)
     history.append(run, decision)

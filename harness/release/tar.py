@@ -15,19 +15,21 @@ BLOCK = tarfile.BLOCKSIZE
 RECORD = tarfile.RECORDSIZE
 
 
-class TarFault(StoreError):
+class TarFaultError(StoreError):
     """A byte that a canonical archive does not have; the message names its place."""
 
 
 def write_tar(files: Mapping[str, bytes]) -> bytes:
     """The archive of some files, name to bytes. Names are ASCII, relative, at most 100 bytes."""
-    parts = [part for name in sorted(files) for part in (_header(name, len(files[name])), files[name], _fill(files[name]))]
+    parts = [
+        part for name in sorted(files) for part in (_header(name, len(files[name])), files[name], _fill(files[name]))
+    ]
     body = b"".join(parts) + bytes(2 * BLOCK)
     return body + bytes(-len(body) % RECORD)
 
 
 def read_tar(content: bytes) -> dict[str, bytes]:
-    """The files of a canonical archive. Raises TarFault naming the first byte that is not canonical."""
+    """The files of a canonical archive. Raises TarFaultError naming the first byte that is not canonical."""
     files: dict[str, bytes] = {}
     place, before = 0, ""
     while content[place : place + BLOCK].strip(b"\0"):
@@ -35,15 +37,15 @@ def read_tar(content: bytes) -> dict[str, bytes]:
         start, end = place + BLOCK, place + BLOCK + size
         padded = end + (-size % BLOCK)
         if padded > len(content):
-            raise TarFault(f"{name}: the archive ends inside it; it was cut, or the header before it was changed")
+            raise TarFaultError(f"{name}: the archive ends inside it; it was cut, or the header before it was changed")
         if content[end:padded].strip(b"\0"):
-            raise TarFault(f"{name}: the padding after it, from byte {end} of the archive, was changed")
+            raise TarFaultError(f"{name}: the padding after it, from byte {end} of the archive, was changed")
         files[name] = content[start:end]
         place, before = padded, name
     whole = place + 2 * BLOCK
     whole += -whole % RECORD
     if len(content) != whole or content[place:].strip(b"\0"):
-        raise TarFault(f"the end of the archive, from byte {place}, after {before or 'nothing'}, was changed or cut")
+        raise TarFaultError(f"the end of the archive, from byte {place}, after {before or 'nothing'}, was changed or cut")
     return files
 
 
@@ -56,11 +58,11 @@ def _entry(content: bytes, place: int, before: str) -> tuple[str, int]:
         size = int(header[124:136].rstrip(b"\0 ") or b"x", 8)
         expected = _header(name, size)
     except ValueError as error:
-        raise TarFault(f"{where} was changed: it does not read as one") from error
+        raise TarFaultError(f"{where} was changed: it does not read as one") from error
     if header != expected:
-        raise TarFault(f"{where} was changed")
+        raise TarFaultError(f"{where} was changed")
     if name <= before:
-        raise TarFault(f"{where} was changed: names are sorted and occur once")
+        raise TarFaultError(f"{where} was changed: names are sorted and occur once")
     return name, size
 
 

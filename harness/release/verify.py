@@ -20,7 +20,7 @@ from harness.errors import CorpusError, StoreError
 from harness.fingerprint import Fingerprint
 from harness.matrix import schema_mistake
 from harness.release.archive import ARTIFACTS, MANIFEST, MANIFEST_DIGEST, SCHEMA, artifact_of
-from harness.release.tar import TarFault, read_tar
+from harness.release.tar import TarFaultError, read_tar
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
@@ -39,7 +39,7 @@ def verify_archive(content: bytes) -> Checked:
     """Checks an archive's bytes; faults are returned, never raised."""
     try:
         files = read_tar(content)
-    except TarFault as error:
+    except TarFaultError as error:
         return Checked(faults=(str(error),), files=0, run="", outcome="")
     manifest, faults = _manifest(files)
     if manifest is None:
@@ -47,7 +47,9 @@ def verify_archive(content: bytes) -> Checked:
     faults += _listed(files, manifest)
     if not faults:
         faults += _belong_together(files, manifest)
-    return Checked(faults=tuple(faults), files=len(files), run=str(manifest.get("run")), outcome=str(manifest.get("outcome")))
+    return Checked(
+        faults=tuple(faults), files=len(files), run=str(manifest.get("run")), outcome=str(manifest.get("outcome"))
+    )
 
 
 def _manifest(files: Mapping[str, bytes]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -63,7 +65,10 @@ def _manifest(files: Mapping[str, bytes]) -> tuple[dict[str, Any] | None, list[s
         return None, [*faults, f"{MANIFEST} is no JSON: {error}"]
     message = schema_mistake(manifest.get("schema") if isinstance(manifest, dict) else None, SCHEMA)
     if message or not isinstance(manifest.get("files"), list):
-        return None, [*faults, f"{MANIFEST}: $.schema: {message}" if message else f"{MANIFEST}: $.files: expected a list"]
+        return None, [
+            *faults,
+            f"{MANIFEST}: $.schema: {message}" if message else f"{MANIFEST}: $.files: expected a list",
+        ]
     return manifest, faults
 
 
@@ -83,7 +88,9 @@ def _listed(files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> list[str
         elif hashlib.sha256(content).hexdigest() != digest:
             found = hashlib.sha256(content).hexdigest()
             faults.append(f"{name} was changed: its SHA-256 is {found}, the manifest names {digest}")
-    faults += [f"{name} is not in the manifest" for name in sorted(set(files) - set(listed) - {MANIFEST, MANIFEST_DIGEST})]
+    faults += [
+        f"{name} is not in the manifest" for name in sorted(set(files) - set(listed) - {MANIFEST, MANIFEST_DIGEST})
+    ]
     present = {artifact_of(name) for name in listed}
     return faults + [f"the artifact {name!r} is missing" for name in ARTIFACTS if name not in present]
 
@@ -120,7 +127,9 @@ def _corpora(files: Mapping[str, bytes]) -> list[str]:
     """Every corpus against its own manifest and content digest."""
     faults: list[str] = []
     with tempfile.TemporaryDirectory(prefix="samebits-") as scratch:
-        names = [name for name in sorted(files) if name.startswith("corpus/") and _NAME.fullmatch(name) and ".." not in name]
+        names = [
+            name for name in sorted(files) if name.startswith("corpus/") and _NAME.fullmatch(name) and ".." not in name
+        ]
         for name in names:
             place = Path(scratch) / name
             place.parent.mkdir(parents=True, exist_ok=True)

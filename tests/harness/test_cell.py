@@ -51,12 +51,12 @@ def test_all_mistakes_are_reported_at_once():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (changed(axis={"name": "batch", "reference": "alone", "variants": ["togther"]}), "$.axis.variants[0]: expected one of"),
+        (changed(axis={"name": "batch", "reference": "alone", "variants": ["togther"]}), "$.axis.variants[0]:"),
         (changed(axis={"name": "max_num_seqs", "reference": 1, "variants": [1]}), "equals the reference"),
         (changed(axis={"name": "max_num_seqs", "reference": 1, "variants": [2, 2]}), "listed twice"),
         (changed(axis={"name": "companions", "reference": "none", "variants": ["smoke"]}), "CORPUS:COUNT"),
         (changed(axis={"name": "restart", "reference": "same", "variants": ["old"]}), "expected one of same, new"),
-        (changed(axis={"name": "max_num_seqs", "reference": [1], "variants": [2]}), "$.axis.reference: expected a string"),
+        (changed(axis={"name": "max_num_seqs", "reference": [1], "variants": [2]}), "$.axis.reference:"),
         (changed(control={}), "$.control: expected one of mode"),
         (changed(control={"mode": "free", "planted": "least"}), "got mode, planted"),
         (changed(control={"planted": "two-ulp"}), "$.control.planted"),

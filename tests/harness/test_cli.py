@@ -1,7 +1,6 @@
 """The command line: exit codes, one clear error per mistake, nothing written before the plan stands."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -43,7 +42,7 @@ def test_a_run_prints_the_table_and_the_report(finished, workplace):
     assert "report: a/report.html" in finished.stdout
     assert "weak corpus" in finished.stdout
     assert "matrix cell.toml, engine fake" in finished.stderr
-    names = sorted(os.listdir(workplace / "a"))
+    names = sorted(entry.name for entry in (workplace / "a").iterdir())
     assert names == ["captures", "junit.xml", "logs", "plan.json", "report.html", "run.json", "summary.md"]
     seconds = json.loads((workplace / "a" / "run.json").read_text())["seconds"]
     assert seconds["total"] >= seconds["workers"] > 0
@@ -102,7 +101,7 @@ def test_a_mistake_is_one_message_and_exit_2(tmp_path, arguments, words):
     assert result.returncode == 2, result.stdout + result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
-    assert sorted(os.listdir(tmp_path)) == ["bad.toml"], "something was written"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bad.toml"], "something was written"
 
 
 def corpus_with(folder, change):
@@ -143,7 +142,7 @@ def test_plan_starts_nothing_and_writes_nothing(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "9 cells, 9 pairs" in result.stdout
     assert "max-num-seqs[1-8]" in result.stdout
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_models_cells_and_fingerprint_answer():

@@ -100,7 +100,9 @@ def test_the_program_is_asked_once_per_process(host, tmp_path):
 
 def test_libraries_show_version_and_package(tmp_path, monkeypatch):
     installed = {"nvidia-cublas-cu12": "12.8.4.1", "triton": "3.4.0"}
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed[name] if name in installed else missing(name))
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: installed[name] if name in installed else missing(name)
+    )
     found = by_name(tmp_path)
     assert found["accelerator.cublas"].value == "12.8.4.1 (nvidia-cublas-cu12)"
     assert found["accelerator.triton"].value == "3.4.0 (triton)"

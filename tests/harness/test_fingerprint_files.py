@@ -21,7 +21,7 @@ def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     for name, text in (("model.safetensors", "weights"), ("config.json", "{}"), ("tokenizer.json", "[]"),
-                       ("tokenizer_config.json", '{"chat_template": "{{ x }}"}'), ("training_args.bin", "x")):  # fmt: skip
+                       ("tokenizer_config.json", '{"chat_template": "x"}'), ("training_args.bin", "x")):  # fmt: skip
         (folder / name).write_text(text)
     return folder
 

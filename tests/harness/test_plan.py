@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from harness import registry
+from harness.cell import Requires
 from harness.choose import choose_plan
 from harness.errors import UsageError
 from harness.matrix import load_matrix
-from harness.cell import Requires
 from harness.plan import Subject, make_plan, slug
 from harness.requires import unmet_requirement
 from harness.stages import order_stages

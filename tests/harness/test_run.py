@@ -1,7 +1,6 @@
 """Whole runs on the fake engine: every way an engine can misbehave gets its verdict, and nothing else suffers."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -147,7 +146,7 @@ def test_one_cell_crashes_and_the_others_go_on(tmp_path):
 def test_a_cell_whose_point_is_a_fault(tmp_path, fault, expect, verdict, code):
     file = tmp_path / "cell.toml"
     body = SEEDED.replace('replay = "natural"', f'replay = "natural"\nexpect = "{expect}"')
-    file.write_text(f"schema = 1\n{body}settings = {{ fault = \"{fault}\" }}\n")
+    file.write_text(f'schema = 1\n{body}settings = {{ fault = "{fault}" }}\n')
     record = fake_run(tmp_path / "run", matrix=str(file))
     assert verdicts(record) == {"seeded": verdict}
     assert record["exit_code"] == code
@@ -182,7 +181,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="found other files"):
         fake_run(tmp_path)
-    assert os.listdir(tmp_path) == ["notes.txt"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
@@ -233,7 +232,7 @@ def test_ctrl_c_leaves_a_resumable_run_and_no_orphan(tmp_path):
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert not (folder / "run.json").exists()
     process = samebits(*arguments)
-    output, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "resuming the interrupted run" in errors
     record = json.loads((folder / "run.json").read_text())

@@ -1,7 +1,6 @@
 """The store: what goes in comes out bit for bit, and a changed byte anywhere is found."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -107,7 +106,7 @@ def test_writing_twice_replaces_and_leaves_nothing_aside(tmp_path):
     store = Store(tmp_path)
     store.write(capture())
     store.write(capture())
-    assert sorted(os.listdir(tmp_path)) == ["00ff"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["00ff"]
 
 
 def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, monkeypatch):
@@ -119,4 +118,4 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(OutputError, match="No space left on device"):
         Store(tmp_path / "x").write(capture())
-    assert os.listdir(tmp_path / "x") == []
+    assert list((tmp_path / "x").iterdir()) == []

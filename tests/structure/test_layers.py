@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "vllm", "pandas", "pyarrow", "jinja2", "numpy", "transformers")
+HEAVY = ("torch", "vllm", "pandas", "pyarrow", "jinja2", "numpy", "transformers", "fastapi", "pydantic", "uvicorn")
 
 
 def modules(folder):
@@ -30,12 +30,12 @@ def imported(file):
 
 
 def offending(folder, forbidden):
-    found = []
-    for file in modules(folder):
-        for name in imported(file):
-            if any(name == package or name.startswith(package + ".") for package in forbidden):
-                found.append(f"{file.relative_to(ROOT)} imports {name}")
-    return found
+    return [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in modules(folder)
+        for name in sorted(imported(file))
+        if any(name == package or name.startswith(package + ".") for package in forbidden)
+    ]
 
 
 def test_the_harness_imports_neither_engines_nor_reports():

@@ -201,7 +201,7 @@ def _attention_shared(shape: Shape, cluster: int, rows: int) -> int:
     front = -(-(group + 2) * shape.dim // 8 * hidden_chunks(shape) // cluster) * unit
     values, scores = NEAR_KEYS * shape.dim, group * CHUNK_KEYS
     area = max(front, SLOTS * scores + (0 if rows == 1 else values))
-    small = shape.hidden + scores + (group + 2) * shape.dim + 8 * group + group + 16 + 8
+    small = shape.hidden + scores + (group + 3) * shape.dim + 8 * group + group + 1 + 16 + 8
     floats = area + _back_units(shape, cluster) * unit + (values if rows == 1 else 0) + _stream(shape, rows) + small
     return 4 * floats
 

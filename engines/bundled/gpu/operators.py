@@ -12,6 +12,7 @@ from engines.bundled.errors import NotSupported
 from engines.bundled.gpu.interface import Launch, Shape
 
 COLUMNS = 128  # packed weights are padded to a multiple of this many outputs
+FEW_THREADS = 512  # of a block of the kernels for few rows
 FEW_ROWS = 16  # up to here the kernels for few rows are faster
 MOST_SHARED = 200 * 1024
 PARTIAL_FLOATS = 1 << 24  # workspace of split sums
@@ -99,20 +100,16 @@ def _arguments(op: Linear, partial: int, share: int) -> dict[str, int | float]:
     }  # fmt: skip
 
 
-def few_limit(rows: int) -> int:
-    """Threads of a block that computes this many rows."""
-    return 512 if rows else 0
-
-
 def _few_rows(op: Linear, chunks: int) -> Launch | None:
     """None where a block would need too many threads or too much shared memory."""
-    rows = next((r for r in (1, 2, 4, 8) if r >= op.rows), 8)
+    most = 2 if op.outputs <= 2048 else 4 if op.outputs < 16384 else 8
+    rows = next((r for r in (1, 2, 4) if r >= min(op.rows, most)), most)
     while rows > 1 and _few_shared(op, chunks, rows, 4) > MOST_SHARED // 2:
         rows //= 2
-    share = 4
-    while share > 1 and 8 * share * chunks > few_limit(rows) // 2:
+    share = 8 if rows < 8 else 4
+    while share > 1 and 8 * share * chunks > FEW_THREADS:
         share //= 2
-    if 8 * share * chunks > few_limit(rows) or _few_shared(op, chunks, rows, share) > MOST_SHARED:
+    if 8 * share * chunks > FEW_THREADS or _few_shared(op, chunks, rows, share) > MOST_SHARED:
         return None
     return _few_launch(op, chunks, rows, share)
 
@@ -144,16 +141,21 @@ def _choose_tile(op: Linear, chunks: int, linked: bool) -> tuple[str, int]:
         tile = "any"
     rows, columns, *_ = _TILES[tile]
     tiles = -(-op.rows // rows) * -(-op.outputs // columns)
-    share = 1 << (chunks - 1).bit_length()
-    while linked and share > 1 and _may_split(chunks, share, tiles, rows * columns):
-        share //= 2
-    return tile, share
+    shares = [1 << i for i in range((chunks - 1).bit_length() + 1)]
+    possible = [n for n in shares if n <= 32 and _may_split(-(-chunks // n), tiles * rows * columns, linked)]
+    if not possible:
+        raise NotSupported(f"{chunks} chunks along K are more than the GPU kernels add; use device=cpu")
+    return tile, min(possible, key=lambda n: (_cost(tiles, chunks, n), -n))
 
 
-def _may_split(chunks: int, share: int, tiles: int, size: int) -> bool:
-    parts = -(-chunks // (share // 2))
-    few = tiles * -(-chunks // share) < _BLOCKS or share > 32
-    return few and parts <= 8 and tiles * parts * size <= PARTIAL_FLOATS
+def _may_split(parts: int, outputs: int, linked: bool) -> bool:
+    return parts == 1 or (linked and parts <= 8 and parts * outputs <= PARTIAL_FLOATS)
+
+
+def _cost(tiles: int, chunks: int, share: int) -> float:
+    """Chunks one after the other, and what adding up parts costs; fitted to measurements on an H200."""
+    parts = -(-chunks // share)
+    return -(-tiles * parts // _BLOCKS) * min(share, chunks) + (1.8 if parts > 1 else 0.0)
 
 
 def _many_rows(op: Linear, chunks: int, partial: int, tile: str, share: int) -> Launch:
@@ -214,9 +216,9 @@ def attend(
 ) -> list[Launch]:
     """Attention of `tiles` tiles of up to `size` pairs (4 or QUERIES) over up to `chunks` chunks of keys."""
     grid = (chunks, shape.kv_heads, tiles)
-    scores, weights = 4 * size * (shape.dim + 8), 4 * (256 * size + 128 * min(shape.dim, 64)) + 8 * 256 + 8 * size
+    scores, weights = 4 * size * (shape.dim + 9), 4 * (256 * size + 128 * min(shape.dim, 64)) + 8 * 256 + 8 * size
     return [
         Launch(kernel=f"scores_{size}", grid=grid, block=256 if size == 4 else 128, shared=scores, arguments=arguments),
-        Launch(kernel=f"weigh_{size}", grid=grid, block=256, shared=weights, arguments=arguments),
+        Launch(kernel=f"weigh_{size}", grid=grid, block=256 if size == 4 else 128, shared=weights, arguments=arguments),
         Launch(kernel="combine_chunks", grid=(tokens, 1, 1), block=256, shared=0, arguments=arguments),
     ]

@@ -14,7 +14,10 @@ from harness.doctor.readers.dotenv import expand_default
 _ENV_KEYS = ("environment", "env", "envs", "extraEnv", "extraEnvVars", "envVars", "extraEnvs")
 
 
-def _environment(path: str, found: _Found, config_maps: Mapping[str, list[EnvSet]]) -> tuple[list[EnvSet], str]:
+def read_environment(
+    path: str, scope: str, container: Node, config_maps: Mapping[str, list[EnvSet]]
+) -> tuple[list[EnvSet], str]:
+    """Settings in order, and why the environment cannot be known in full ("" when it can)."""
     settings, is_open = _env_from(container, config_maps)
     for key in _ENV_KEYS:
         value = container.get(key)

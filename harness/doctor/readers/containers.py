@@ -84,9 +84,16 @@ def _is_container(node: Node) -> bool:
     if node.get("containers") is not None or node.get("template") is not None:
         return False
     image = node.get("image")
-    if image is not None and (image.kind == "scalar" or (image.kind == "map" and image.get("repository"))):
+    if image is not None and (_is_reference(image) or (image.kind == "map" and image.get("repository"))):
         return True
     return bool(node.text("repository") and node.get("tag") is not None and len(node.pairs) > 3)
+
+
+def _is_reference(image: Node) -> bool:
+    """An image reference has no blanks; prose under a key called image has."""
+    return (
+        image.kind == "scalar" and bool(image.value) and (UNKNOWN in image.value or not re.search(r"\s", image.value))
+    )
 
 
 def _pod_labels(node: Node) -> dict[str, str]:

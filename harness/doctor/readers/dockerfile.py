@@ -140,7 +140,7 @@ def _instructions(text: str) -> list[tuple[str, str, int, str]]:
 
 
 def _heredoc(whole: str, lines: list[str], index: int) -> tuple[str, int]:
-    match = re.match(r"(RUN|COPY)\s+.*?<<-?\s*['\"]?(\w+)['\"]?", whole, re.IGNORECASE)
+    match = re.match(r"(RUN|COPY)\b[^\n]*?<<-?\s*['\"]?(\w+)", whole, re.IGNORECASE)
     if not match:
         return "", index
     body: list[str] = []

@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from dataclasses import replace
+from itertools import islice
 
 from harness.doctor.accelerator import accelerator_test
 from harness.doctor.facts import Call, Document, Problem, Start, overflow
@@ -47,6 +48,7 @@ _MATTERS = re.compile(
     r"environ|putenv|unsetenv|setenv|SamplingParams|\bLLM\b|EngineArgs|sglang|deepinfer|tensorrt_llm|openai|anthropic|"
     r"subprocess|os\.system|\.post\(|\.request\(|manual_seed|set_seed|deterministic|cudnn|seed_everything|dotenv"
 )
+MAX_ARM = 500  # nodes of an else arm that are looked at
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SWITCHES = frozenset({"torch.backends.cudnn.deterministic", "torch.backends.cudnn.benchmark"})
 
@@ -170,10 +172,15 @@ def _visit_if(reading: Reading, node: ast.AST) -> None:
 
 def _speaks_up(node: ast.If) -> bool:
     """The other arm raises, exits, or sets something too: then the test is no silent skip."""
-    if not node.orelse:
-        return False
-    text = "\n".join(ast.unparse(statement) for statement in node.orelse)[:5000]
-    return any(word in text for word in ("raise ", "sys.exit", "os.environ", "exit(", "assert "))
+    nodes = (inner for statement in node.orelse for inner in ast.walk(statement))
+    for inner in islice(nodes, MAX_ARM):
+        if isinstance(inner, ast.Raise | ast.Assert):
+            return True
+        if isinstance(inner, ast.Attribute | ast.Name):
+            name = inner.attr if isinstance(inner, ast.Attribute) else inner.id
+            if name in ("environ", "exit", "abort", "SystemExit", "skip"):
+                return True
+    return False
 
 
 def _visit_loop(reading: Reading, node: ast.AST) -> None:

@@ -298,7 +298,7 @@ def _assign(state: ShellState, node: tree_sitter.Node, *, export: bool, depth: i
 def _visit_substitutions(state: ShellState, node: tree_sitter.Node | None, depth: int) -> None:
     if node is None or depth > MAX_DEPTH or b"$(" not in (node.text or b""):
         return
-    for child in node.named_children:
+    for child in (node, *node.named_children):
         if child.type == "command_substitution":
             _visit_block(state, child, depth + 1)
 

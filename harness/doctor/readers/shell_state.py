@@ -1,13 +1,15 @@
-"""What a shell script has done up to the line being read: exported and local variables, arrays, the arm it stands in."""
+"""What a shell script has done up to the line being read: its variables, arrays, and the arm it stands in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import tree_sitter
+from typing import TYPE_CHECKING
 
 from harness.doctor.facts import Blocked, EnvSet, Image, Install, Request, Start
 from harness.doctor.finding import Place
+
+if TYPE_CHECKING:
+    import tree_sitter
 
 
 @dataclass(slots=True, kw_only=True)

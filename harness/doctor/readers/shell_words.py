@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-
-import tree_sitter
+from typing import TYPE_CHECKING
 
 from harness.doctor.facts import EnvSet
 from harness.doctor.process import UNKNOWN
 from harness.doctor.readers.shell_state import ShellState, set_variable
+
+if TYPE_CHECKING:
+    import tree_sitter
 
 MAX_WORDS = 2_000
 

@@ -22,7 +22,6 @@ MAX_LINE = 20_000
 _ACTION_LINE = re.compile(r"^\s*\{\{.*\}\}\s*(#.*)?$")
 _ACTION_KEY = re.compile(r"^\s*\{\{[^}]*\}\}\s*:")
 _WRITES = re.compile(r"include|toYaml|range|tpl|template|with")
-_ACTION = re.compile(r"\{\{.*?\}\}")
 
 
 @dataclass(slots=True)
@@ -78,8 +77,18 @@ def neutralise(text: str) -> tuple[str, bool]:
             opened = opened or bool(_WRITES.search(line))
             lines.append("")
         else:
-            lines.append(_ACTION.sub(TEMPLATED, line))
+            lines.append(_set_aside(line))
     return "\n".join(lines), opened
+
+
+def _set_aside(line: str) -> str:
+    """The line with TEMPLATED for each action; linear in its length, whatever it holds."""
+    parts: list[str] = []
+    position = 0
+    while (begin := line.find("{{", position)) >= 0 and (end := line.find("}}", begin)) >= 0:
+        parts += [line[position:begin], TEMPLATED]
+        position = end + 2
+    return "".join(parts) + line[position:]
 
 
 def _join_actions(text: str) -> str:

@@ -297,3 +297,62 @@ def test_reset_forgets_everything():
     assert not engine.has_work
     assert (engine.step_index, engine.log, engine.most_running, engine.scheduler.preemptions) == (0, [], 0, 0)
     engine.check_pages()
+
+
+# What leaves before its end
+
+
+def test_an_aborted_request_gives_its_pages_back_and_the_others_get_what_they_get_alone():
+    """Aborted while it runs, while it waits, and with several samples; the pool is full of stale pages then."""
+    config = options(max_num_seqs=3, num_pages=16)
+    names = [("a", 0), ("b", 0), ("b", 1), ("c", 0), ("d", 0)]
+    requests = [request(n, range(1, 9), SEEDED, sample=s, logits_digest=True) for n, s in names]
+    engine = scripted_engine(config)
+    sequences = [engine.submit(one) for one in requests]
+    for _ in range(4):
+        engine.step()
+    assert [engine.abort(name) for name in ("b", "d", "b", "nobody")] == [2, 1, 0, 0]
+    assert {piece.request.id for piece in engine.scheduler.unfinished} == {"a", "c"}
+    while engine.has_work:
+        engine.step()
+    engine.check_pages()
+    for index in (0, 3):
+        assert evidence(sequences[index]) == evidence(run_one(requests[index]))
+    assert [sequences[index].finish_reason for index in (1, 2, 4)] == [None] * 3
+    assert engine.abort("a") == 0, "it is over"
+
+
+def test_after_a_step_that_raised_the_others_go_on_as_if_nothing_had_been():
+    engine = scripted_engine(options(max_num_seqs=4))
+    requests = [request(n, [i, 2, 3], SEEDED, logits_digest=True) for i, n in enumerate(("a", "bad", "c"))]
+    expected = [evidence(run_one(one)) for one in requests]
+    sequences = [engine.submit(one) for one in requests]
+    engine.step()
+    arithmetic = engine._arithmetic
+    arithmetic.spoil[tuple(sequences[1].tokens)] = np.full(SMALL.vocab_size, np.nan, np.float32)
+    with pytest.raises(ComputeError) as caught:
+        engine.step()
+    assert caught.value.request_id == "bad"
+    engine.recover()
+    assert engine.scheduler.pages.free == engine.scheduler.pages.count
+    assert engine.abort("bad") == 1
+    while engine.has_work:
+        engine.step()
+    engine.check_pages()
+    assert [evidence(sequences[index]) for index in (0, 2)] == [expected[index] for index in (0, 2)]
+
+
+def test_a_sequence_that_finished_in_the_step_that_raised_stays_finished():
+    """Parameters that leave no candidate fail after the sequences before them were served."""
+    engine = scripted_engine()
+    first = engine.submit(request("first", [1, 2], greedy(max_tokens=1)))
+    every = greedy(stop_token_ids=tuple(range(SMALL.vocab_size)), min_tokens=1)
+    engine.submit(request("bad", [1, 2], every))
+    with pytest.raises(ComputeError, match="request 'bad', generated position 0: the largest logit") as caught:
+        engine.step()
+    assert caught.value.request_id == "bad"
+    engine.recover()
+    assert engine.abort("bad") == 1
+    assert (first.finish_reason, first.generated) == ("length", 1)
+    assert not engine.has_work
+    engine.check_pages()

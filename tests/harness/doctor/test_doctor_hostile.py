@@ -65,6 +65,13 @@ HOSTILE = {
     "quotes.env": "A='" * DEEP,
     "lines.jsonl": "{}\n" * DEEP,
     "template.yaml": "a: " + "{{ " * DEEP,
+    "actions.yaml": ("a: " + "{{ " * 6_000 + "\n") * 100,
+    "closed.yaml": ("}} " + "{{ " * 6_000 + "\n") * 100,
+    "blanks.env": "A=x" + " " * 1_000_000 + "y\n",
+    "comment.env": "A=x" + " " * 500_000 + "\t" * 500_000 + "y\n",
+    "Dockerfile.blanks": "FROM a\nRUN" + " " * 1_000_000 + "x <y\n",
+    "options.sh": "vllm serve " + "-a " * 150_000 + "\n",
+    "chains.py": "import os\nos.environ\n" + ("if a:\n  pass\n" + "elif b:\n  pass\n" * 150) * 20,
     "templates.yaml": "a: " + "{{ x }}" * DEEP,
 }
 

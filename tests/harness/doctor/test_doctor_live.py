@@ -83,7 +83,8 @@ def static(name: str, value: str | None) -> StaticSetting:
     ("setting", "observed", "environment", "expected"),
     [
         (static("max_num_seqs", "64"), {"max_num_seqs": 64}, {}, ""),
-        (static("max_num_seqs", "64"), {"max_num_seqs": 32}, {}, "the files say max_num_seqs=64; the running engine has `32`"),
+        (static("max_num_seqs", "64"), {"max_num_seqs": 32}, {},
+         "the files say max_num_seqs=64; the running engine has `32`"),
         (static("max_num_seqs", None), {"max_num_seqs": 32}, {}, ""),
         (static("max_num_seqs", "64"), {}, {}, ""),
         (static("no_enable_prefix_caching", "true"), {"enable_prefix_caching": False}, {}, ""),

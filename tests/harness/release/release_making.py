@@ -13,8 +13,8 @@ import numpy as np
 
 from harness import cli
 from harness.engine import Field
-from harness.finished import finished_run
 from harness.fingerprint import field_records
+from harness.finished import finished_run
 from harness.traces import PositionTable, RequestTable, Traces
 
 DIGEST = {name: (name * 64)[:64] for name in "abcdef0123456789"}

@@ -11,15 +11,31 @@ from release_making import DIGEST
 from harness.approval.record import Approval, ApprovalMistakeError, read_approval, write_approval
 
 BASE = Approval(
-    cell="restart", variant="same-new", engine="fake", model="fake", kind="drift", rule="topk", corpus=DIGEST["c"],
-    old=DIGEST["a"], new=DIGEST["b"], changed=("package.torch: 2.12 -> 2.13",), size="small", cause="torch", reason="why",
-    author="alice@example.org", change_author="bob@example.org", created=datetime(2026, 3, 1, tzinfo=UTC),
+    cell="restart",
+    variant="same-new",
+    engine="fake",
+    model="fake",
+    kind="drift",
+    rule="topk",
+    corpus=DIGEST["c"],
+    old=DIGEST["a"],
+    new=DIGEST["b"],
+    changed=("package.torch: 2.12 -> 2.13",),
+    size="small",
+    cause="torch",
+    reason="why",
+    author="alice@example.org",
+    change_author="bob@example.org",
+    created=datetime(2026, 3, 1, tzinfo=UTC),
     expires=datetime(2026, 4, 1, tzinfo=UTC),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=100, deadline=None)
-@given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=40), lines=st.lists(st.text("ab\"\\\n\x7f\x00é", max_size=8), max_size=3))
+@given(
+    text=st.text(st.characters(exclude_categories=("Cs",)), max_size=40),
+    lines=st.lists(st.text('ab"\\\n\x7f\x00é', max_size=8), max_size=3),
+)
 def test_what_is_written_reads_back(text, lines):
     approval = dataclasses.replace(BASE, reason=text, changed=tuple(lines))
     assert read_approval(write_approval(approval)) == approval

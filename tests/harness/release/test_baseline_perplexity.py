@@ -56,7 +56,9 @@ def test_the_last_bit_of_one_sample_is_a_difference_and_suspects_are_named():
 def test_a_missing_sample_is_a_difference_and_the_same_mean_is_no_excuse():
     assert [change.now for change in compare_perplexity(accepted(), measurement("a"))] == [None]
     swapped = measurement("a", "b")
-    swapped = dataclasses.replace(swapped, samples=(Sample(id="a", tokens=3, nll=(1.0).hex()), Sample(id="b", tokens=3, nll=(2.0).hex())))
+    swapped = dataclasses.replace(
+        swapped, samples=(Sample(id="a", tokens=3, nll=(1.0).hex()), Sample(id="b", tokens=3, nll=(2.0).hex()))
+    )
     assert swapped.perplexity == accepted().measurement.perplexity
     assert len(compare_perplexity(accepted(), swapped)) == 2
 
@@ -97,14 +99,24 @@ def test_the_commands_end_to_end(tmp_path):
     """Measure, accept, check; a drift and an edited file are found; halves measured here make the same baseline."""
     base = ("--baseline", tmp_path / "ppl.json")
     common = ("--engine", "fake")
-    for name, options in (("whole", ()), ("one", ("--part", "1/2")), ("two", ("--part", "2/2")), ("moved", ("--set", "invariant=false"))):
+    for name, options in (
+        ("whole", ()),
+        ("one", ("--part", "1/2")),
+        ("two", ("--part", "2/2")),
+        ("moved", ("--set", "invariant=false")),
+    ):
         done = samebits("perplexity", "measure", "quick", *common, "--out", tmp_path / name, *options)
         assert done.code == 0, done
     nothing = samebits("perplexity", "check", tmp_path / "whole", *base)
     assert (nothing.code, "no baseline yet" in nothing.out) == (3, True)
     partial = samebits("perplexity", "accept", tmp_path / "one", "--reason", "r", "--author", "a", *base)
     assert (partial.code, "partial: 6 of 12 samples" in partial.err) == (2, True)
-    assert samebits("perplexity", "accept", tmp_path / "one", tmp_path / "two", "--reason", "r", "--author", "a", *base).code == 0
+    assert (
+        samebits(
+            "perplexity", "accept", tmp_path / "one", tmp_path / "two", "--reason", "r", "--author", "a", *base
+        ).code
+        == 0
+    )
     same = samebits("perplexity", "check", tmp_path / "whole", *base)
     assert (same.code, "12 samples, every bit as accepted" in same.out) == (0, True), same
     drifted = samebits("perplexity", "check", tmp_path / "moved", *base)

@@ -70,7 +70,9 @@ def test_padding_that_a_companion_caused_is_no_difference():
         topk_logprobs=np.concatenate([made.positions.topk_logprobs, np.full((5, 1), np.nan, np.float32)], axis=1),
     )
     padded = chains(dataclasses.replace(made, positions=wide), "topk")
-    assert {key: chain.end for key, chain in padded.items()} == {key: chain.end for key, chain in chains(made, "topk").items()}
+    assert {key: chain.end for key, chain in padded.items()} == {
+        key: chain.end for key, chain in chains(made, "topk").items()
+    }
 
 
 def test_companions_are_left_out_and_rules_follow_the_columns():

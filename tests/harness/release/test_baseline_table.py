@@ -27,7 +27,9 @@ def test_what_was_kept_comes_back_to_the_bit():
     assert compare(made, back, "topk", "natural").outcome == "same"
 
 
-@pytest.mark.parametrize(("keep", "has"), [((), []), (("logprobs",), ["logprob"]), (("logprobs", "topk"), ["logprob", "topk_ids"])])
+@pytest.mark.parametrize(
+    ("keep", "has"), [((), []), (("logprobs",), ["logprob"]), (("logprobs", "topk"), ["logprob", "topk_ids"])]
+)
 def test_ids_and_digests_are_always_kept_and_the_rest_by_choice(keep, has):
     made = odd()
     table = read_table(write_table(made, keep))
@@ -35,7 +37,10 @@ def test_ids_and_digests_are_always_kept_and_the_rest_by_choice(keep, has):
     assert back.token.tolist() == made.positions.token.tolist()
     assert [name for name in ("logprob", "topk_ids") if getattr(back, name) is not None] == has
     assert chained_rules(table) == ("tokens", "logprobs", "topk")
-    assert stored_chains(table, "topk")[next(iter(ends(table, "topk")))].end == next(iter(chains(made, "topk").values())).end
+    assert (
+        stored_chains(table, "topk")[next(iter(ends(table, "topk")))].end
+        == next(iter(chains(made, "topk").values())).end
+    )
 
 
 def test_the_order_of_requests_and_timings_do_not_change_the_bytes():

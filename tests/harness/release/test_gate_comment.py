@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from release_making import run_of, verdict
 from test_approval_ruling import ALICE, APPROVAL
 from test_release_decision import DRIFT, LABEL, NOW
 
@@ -9,7 +10,6 @@ from harness.approval.ruling import Filed
 from harness.release.decision import decide_gate
 from harness.release.gate_record import drift_of, gate_record
 from harness.release.policy import Policy
-from release_making import run_of, verdict
 from reports.gate_comment import LIMIT, gate_annotations, gate_comment
 
 NASTY = "x\n::error::forged\n@somebody `<b>` | **bold** [a](http://e.example)%0A"

@@ -16,11 +16,11 @@ from harness.errors import StoreError, UsageError
 from harness.fingerprint import field_records
 from harness.privacy import Private, private_words, public_field
 from harness.release.archive import Disclosure, make_archive
-from harness.release.tar import TarFault, read_tar, write_tar
+from harness.release.tar import TarFaultError, read_tar, write_tar
 from harness.release.verify import verify_archive
 from harness.retokenise import retokenise
 
-SECRET = "hunter2-token-value"
+SECRET = "hunter2-token-value"  # noqa: S105 - made up, to see that it does not leak
 USER = "alicesmith"
 LOG = ["Traceback", '  File "/home/alicesmith/models/llama/run.py", line 3']
 
@@ -37,19 +37,36 @@ def made(tmp_path, digest, **changes):
         Field(name="host.name", value="alices-laptop", field_class="context", source="gethostname"),
         Field(name="package.torch", value="2.13.0", field_class="identity", source="metadata"),
     ]
-    row = verdict(corpus={"name": "smoke", "digest": digest, "requests": 8, "longest_prompt": 9, "weak": "weak corpus: x"},
-                  error={"message": f"cannot open /home/{USER}/secret/model.gguf with {SECRET}", "log_tail": LOG})  # fmt: skip
+    row = verdict(
+        corpus={"name": "smoke", "digest": digest, "requests": 8, "longest_prompt": 9, "weak": "weak corpus: x"},
+        error={"message": f"cannot open /home/{USER}/secret/model.gguf with {SECRET}", "log_tail": LOG},
+    )
     fields = {"observer": [], "subject": field_records(subject)}
     run = run_of(row, folder=tmp_path, fingerprint=fields, model=f"/home/{USER}/models/llama", **changes)
-    (tmp_path / "gate.json").write_text(json.dumps({
-        "schema": 1, "run": run.digest, "exit_code": 0, "outcome": "1 PASS", "decided": "2026-03-01T00:00:00Z", "rows": [],
-        "policy": f"/home/{USER}/gate.toml", "invalid": [], "obsolete": [], "costs": [], "warnings": [],
-    }))  # fmt: skip
+    (tmp_path / "gate.json").write_text(
+        json.dumps(
+            {
+                "schema": 1,
+                "run": run.digest,
+                "exit_code": 0,
+                "outcome": "1 PASS",
+                "decided": "2026-03-01T00:00:00Z",
+                "rows": [],
+                "policy": f"/home/{USER}/gate.toml",
+                "invalid": [],
+                "obsolete": [],
+                "costs": [],
+                "warnings": [],
+            }
+        )
+    )
     return run
 
 
 def disclosure(**changes):
-    private = private_words({"MY_API_TOKEN": SECRET, "HOME": "x"}, user=USER, host="alices-laptop", folders=["/home/alicesmith"])
+    private = private_words(
+        {"MY_API_TOKEN": SECRET, "HOME": "x"}, user=USER, host="alices-laptop", folders=["/home/alicesmith"]
+    )
     return Disclosure(private=private, **changes)
 
 
@@ -94,7 +111,11 @@ def test_a_flipped_byte_anywhere_is_found_and_named(archive):
     end = max(last for _, _, last in where)
     step = max(1, len(archive) // 400)
     places = {*range(0, len(archive), step), 0, len(archive) - 1, end, end + 600}
-    places |= {place for _, first, last in where for place in (first - 512, first - 400, first - 380, first - 10, first, last - 1)}
+    places |= {
+        place
+        for _, first, last in where
+        for place in (first - 512, first - 400, first - 380, first - 10, first, last - 1)
+    }
     for place in sorted(places):
         broken = bytearray(archive)
         broken[place] ^= 0x20
@@ -163,14 +184,14 @@ def test_what_cannot_be_released_is_said(tmp_path, digest):
     with pytest.raises(StoreError, match="it is about another run"):
         make_archive(run, ByteTokenizer(), disclosure())
     (tmp_path / "gate.json").unlink()
-    with pytest.raises(StoreError, match="expected a gate decision.*run `samebits gate`"):
+    with pytest.raises(StoreError, match=r"expected a gate decision.*run `samebits gate`"):
         make_archive(run, ByteTokenizer(), disclosure())
 
 
 def test_tar_takes_only_what_it_would_write():
     assert read_tar(write_tar({"a": b"1", "b/c": b""})) == {"a": b"1", "b/c": b""}
     swapped = write_tar({"b": b""})[:512] + write_tar({"a": b""})
-    with pytest.raises(TarFault, match="names are sorted and occur once"):
+    with pytest.raises(TarFaultError, match="names are sorted and occur once"):
         read_tar(swapped + bytes(-len(swapped) % 10240))
     with pytest.raises(ValueError, match="is no name of an archived file"):
         write_tar({"x" * 101: b""})
@@ -182,7 +203,9 @@ def test_paths_become_digests_in_fingerprints_and_stand_ins_in_prose():
     kept = Field(name="accelerator.driver", value="x", field_class="identity", source="/proc/driver/nvidia/version")
     assert public_field(kept) is kept
     private = Private(words=(("bob", "<user>"),))
-    text = private.redact("bob ran ~/run.py and /opt/x/y.py, not bobsled; see https://example.org/a/b and /etc/os-release")
+    text = private.redact(
+        "bob ran ~/run.py and /opt/x/y.py, not bobsled; see https://example.org/a/b and /etc/os-release"
+    )
     assert text == "<user> ran <path> and <path>, not bobsled; see https://example.org/a/b and /etc/os-release"
 
 
@@ -213,7 +236,9 @@ def test_a_run_that_the_gate_rejected_is_archived_only_as_evidence(tmp_path, dig
 
     run = tmp_path / "run"
     run.mkdir()
-    row = verdict(name="FAIL", corpus={"name": "smoke", "digest": digest, "requests": 8, "longest_prompt": 9, "weak": None})
+    row = verdict(
+        name="FAIL", corpus={"name": "smoke", "digest": digest, "requests": 8, "longest_prompt": 9, "weak": None}
+    )
     (run / "run.json").write_text(json.dumps(record(row)))
     assert samebits("gate", run).code == 1
     refused = samebits("release", run)

@@ -109,7 +109,10 @@ def test_the_change_author_that_ci_knows_cannot_be_the_only_signer():
     policy = with_change_author(Policy(terms=Terms(author_alone=False)), "alice")
     filed = [approval(change_author="somebody-else")]
     assert decided(verdict(), drifts={LABEL: DRIFT}, filed=filed, policy=policy).exit_code == 5
-    assert decided(verdict(), drifts={LABEL: DRIFT}, filed=filed, policy=Policy(terms=Terms(author_alone=False))).exit_code == 0
+    assert (
+        decided(verdict(), drifts={LABEL: DRIFT}, filed=filed, policy=Policy(terms=Terms(author_alone=False))).exit_code
+        == 0
+    )
 
 
 def test_no_baseline_is_never_green_by_itself():
@@ -127,15 +130,25 @@ def test_a_baseline_of_another_corpus_is_not_held_silently():
 @pytest.mark.parametrize(
     ("policy", "changes", "reason"),
     [
-        (Policy(rules={"quick": "tensors"}), {}, "judged under rule topk, and the policy demands tensors on corpus quick"),
+        (
+            Policy(rules={"quick": "tensors"}),
+            {},
+            "judged under rule topk, and the policy demands tensors on corpus quick",
+        ),
         (Policy(comparisons=6000), {}, "5136 elements compared, and the policy demands 6000"),
         (Policy(witnessed=300), {}, "288 positions witnessed, and the policy demands 300"),
-        (Policy(weak_corpora=False), {"corpus": {"name": "smoke", "digest": DIGEST["c"], "weak": "weak corpus: short"}},
-         "the policy does not count this corpus: weak corpus: short"),
-        (Policy(comparator_only_controls=False), {"control": {"kind": "planted", "fired": True}},
-         "the policy does not count a control of the comparator only"),
+        (
+            Policy(weak_corpora=False),
+            {"corpus": {"name": "smoke", "digest": DIGEST["c"], "weak": "weak corpus: short"}},
+            "the policy does not count this corpus: weak corpus: short",
+        ),
+        (
+            Policy(comparator_only_controls=False),
+            {"control": {"kind": "planted", "fired": True}},
+            "the policy does not count a control of the comparator only",
+        ),
     ],
-)  # fmt: skip
+)
 def test_evidence_that_the_policy_refuses_is_insufficient(policy, changes, reason):
     assert decided(verdict(**changes)).exit_code == 0
     found = decided(verdict(**changes), policy=policy)
@@ -163,7 +176,10 @@ def test_cells_that_warn_do_not_block_and_are_said():
     assert found.warnings == ("native-a[1-2] is FAIL and only warns: because FAIL",)
     alone = decided(verdict("native-a[1-2]", "PASS"), policy=policy)
     assert (alone.exit_code, alone.sentence) == (3, "nothing that blocks passed")
-    assert decided(verdict("native-a[1-2]", "FAIL"), policy=dataclasses.replace(policy, block=("native-a",))).exit_code == 1
+    assert (
+        decided(verdict("native-a[1-2]", "FAIL"), policy=dataclasses.replace(policy, block=("native-a",))).exit_code
+        == 1
+    )
 
 
 def test_a_policy_file_reads_and_every_mistake_is_said_at_once(tmp_path):

@@ -29,7 +29,9 @@ def project(tmp_path_factory):
         allow(place, ("alice@example.org", key, 'namespaces="samebits-approval"'))
     (folder / "approvals").mkdir()
     (folder / "gate.toml").write_text((NIGHTLY / "gate.toml").read_text())
-    first = samebits("run", "quick", "--cell", "seeded-natural", "--engine", "fake", "--out", folder / "first", "--quiet")
+    first = samebits(
+        "run", "quick", "--cell", "seeded-natural", "--engine", "fake", "--out", folder / "first", "--quiet"
+    )
     assert first.code == 0, first
     done = samebits("baseline", "accept", folder / "first", "--reason", "first", "--author", "alice@example.org",
                     "--baselines", folder / "baselines")  # fmt: skip
@@ -41,13 +43,15 @@ def shell(project, script):
     """Runs a step as CI would, with `samebits` on the PATH."""
     tools = project / "tools"
     tools.mkdir(exist_ok=True)
-    (tools / "samebits").write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m harness.cli \"$@\"\n")
+    (tools / "samebits").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m harness.cli "$@"\n')
     (tools / "samebits").chmod(0o755)
     home = str(DOCS.parent)
     variables = os.environ | SMALL | {
         "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": home, "GITHUB_STEP_SUMMARY": str(project / "summary"),
     }  # fmt: skip
-    return subprocess.run(["bash", "-e", "-c", script], cwd=project, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["bash", "-e", "-c", script], cwd=project, env=variables, capture_output=True, text=True, check=False
+    )
 
 
 def steps(file, *words):

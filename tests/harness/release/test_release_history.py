@@ -45,7 +45,12 @@ def test_a_night_is_one_row_per_pair_and_appending_twice_is_appending_once(histo
     history.append(*night(1))
     history.append(*night(1))
     (row,) = history.read().nights
-    assert (row.label, row.verdict, row.outcome, row.state) == (LABEL, "PASS", "PASS", "unchanged environment, same bits")
+    assert (row.label, row.verdict, row.outcome, row.state) == (
+        LABEL,
+        "PASS",
+        "PASS",
+        "unchanged environment, same bits",
+    )
     assert (row.judged_digest, row.baseline_digest, row.positions, row.exit_code) == (DIGEST["a"], DIGEST["a"], 288, 0)
     assert history.fingerprint(row.fingerprint).field("package.torch").value == "1"
 
@@ -72,7 +77,9 @@ def test_concurrent_nightlies_lose_no_rows(history):
         "import test_release_history as t; from harness.release.history import History\n"
         "for i in range(10): History(sys.argv[1]).append(*t.night(10 * int(sys.argv[2]) + i))\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", script, history.folder.url, str(part), *sys.path]) for part in range(2)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", script, history.folder.url, str(part), *sys.path]) for part in range(2)
+    ]
     assert [process.wait() for process in running] == [0, 0]
     assert len({row.run for row in history.read().nights}) == 20
 
@@ -99,7 +106,9 @@ def onset(history, *nights):
 
 
 def test_the_onset_is_the_first_night_after_the_last_good_one_with_the_fields_that_changed_there(history):
-    found = onset(history, night(1), night(2), night(3, "b", torch="2"), night(4, "b", torch="2"), night(5, "b", torch="3"))
+    found = onset(
+        history, night(1), night(2), night(3, "b", torch="2"), night(4, "b", torch="2"), night(5, "b", torch="3")
+    )
     assert (found.last_good.started, found.steps[0].started) == ("2026-03-03T00:00:00Z", "2026-03-04T00:00:00Z")
     assert found.steps[0].changed == ("package.torch: 1 -> 2",)
     assert len(found.steps) == 1

@@ -143,7 +143,7 @@ DEVICE void weigh_pairs(const float* weight, const float* v, const int* count, i
   for (; i < end; i++) one(i, true);
 }
 
-template <int QT>
+template <int QT, int THREADS>
 DEVICE void weigh_tile(const AttentionArguments& a) {
   constexpr int PAIRS = QT == 4 ? 4 : 8, DIMS = QT == 4 ? 2 : 4, LANES = SLAB / DIMS;
   SHARED(float, values);                                    // [STAGED][SLAB]
@@ -154,15 +154,15 @@ DEVICE void weigh_tile(const AttentionArguments& a) {
   let_next_start();
   wait_previous();
   const Tile tile(a);
-  const int t = threadIdx.x, key = tile.begin + t, longest = tile.length(a, tile.pairs - 1);
+  const int t = threadIdx.x, longest = tile.length(a, tile.pairs - 1);
   if (tile.begin >= longest) return;
   const int most = least(a.key_chunk, longest - tile.begin);
   auto fetch = [&](int begin, int d0) {
-    for (int i = t; i < least(STAGED, most - begin) * (SLAB / 4); i += 256)
+    for (int i = t; i < least(STAGED, most - begin) * (SLAB / 4); i += THREADS)
       copy16(values + i * 4, a.values + base[begin + i / (SLAB / 4)] + d0 + i % (SLAB / 4) * 4, true);
     commit_copies();
   };
-  base[t] = t < most ? value_at(tile.table, key, tile.head) : 0;
+  for (int i = t; i < most; i += THREADS) base[i] = value_at(tile.table, tile.begin + i, tile.head);
   if (t < QT) {
     count[t] = t < tile.pairs ? least(a.key_chunk, tile.length(a, t) - tile.begin) : 0;
     float m = -INFINITY;
@@ -176,20 +176,22 @@ DEVICE void weigh_tile(const AttentionArguments& a) {
   }
   __syncthreads();
   fetch(0, 0);
-  float score[QT];
+  const float* scores = a.scores + tile.begin;
+#pragma unroll 1
+  for (int i = t; i < most; i += THREADS) {
+    float score[QT];
 #pragma unroll
-  for (int p = 0; p < QT; p++)
-    score[p] = t < count[p] ? a.scores[tile.index(a, p) * a.chunks * a.key_chunk + key] : 0.0f;
+    for (int p = 0; p < QT; p++) score[p] = i < count[p] ? scores[tile.index(a, p) * a.chunks * a.key_chunk + i] : 0.0f;
 #pragma unroll
-  for (int p = 0; p < QT; p++) weight[t * QT + p] = t < count[p] ? exp1(sub(score[p], top[p])) : 0.0f;
+    for (int p = 0; p < QT; p++) weight[i * QT + p] = i < count[p] ? exp1(sub(score[p], top[p])) : 0.0f;
+  }
   wait_copies<0>();
   __syncthreads();
-  const int half = 15 - t / 16;  // the last warps add up weights: 16 lanes a pair
-  if (half < QT) {
+  for (int pair = (THREADS - 1 - t) / 16; pair < QT; pair += THREADS / 16) {  // 16 lanes a pair, the last warps first
     float s = 0.0f;
-    for (int i = t & 15; i < count[half]; i += 16) s = add(s, weight[i * QT + half]);
+    for (int i = t & 15; i < count[pair]; i += 16) s = add(s, weight[i * QT + pair]);
     s = fold_lanes(s);
-    if ((t & 15) == 0 && count[half] > 0) a.sums[tile.index(a, half) * a.chunks + blockIdx.x] = s;
+    if ((t & 15) == 0 && count[pair] > 0) a.sums[tile.index(a, pair) * a.chunks + blockIdx.x] = s;
   }
   const int d = t % LANES * DIMS, first = t / LANES * PAIRS;
   for (int d0 = 0; d0 < DIM; d0 += SLAB) {
@@ -217,8 +219,8 @@ DEVICE void weigh_tile(const AttentionArguments& a) {
           a.outputs[(tile.index(a, first + u) * a.chunks + blockIdx.x) * DIM + d0 + d + j] = o[u][j];
   }
 }
-KERNEL(weigh_4, AttentionArguments, 256) { weigh_tile<4>(a); }
-KERNEL(weigh_16, AttentionArguments, 256) { weigh_tile<16>(a); }
+KERNEL(weigh_4, AttentionArguments, 256) { weigh_tile<4, 256>(a); }
+KERNEL(weigh_16, AttentionArguments, 128) { weigh_tile<16, 128>(a); }
 
 // One block per token: T over the chunks of outputs and of sums, then IEEE division.
 KERNEL(combine_chunks, AttentionArguments, 256) {

@@ -59,9 +59,9 @@ DEVICE void start_after(const DecodeArguments& a) {
 }
 
 // x = base + T(parts) for all rows into shared memory; the first block of the launch writes it down too.
-template <int parts>
+template <int parts, int R>
 DEVICE void assemble(const DecodeArguments& a, float* x) {
-  constexpr int TOGETHER = parts > 4 ? 2 : 4;  // items of a thread whose loads are in flight at the same time
+  constexpr int TOGETHER = R == 1 ? 1 : parts > 4 ? 2 : 4;  // items of a thread whose loads are in flight at the same time
   for (int i0 = threadIdx.x; i0 < a.M * (HIDDEN / 4); i0 += TOGETHER * THREADS) {
     float4 v[TOGETHER], p[TOGETHER][parts];
 #pragma unroll
@@ -97,17 +97,25 @@ DEVICE void normalise(const DecodeArguments& a, float* x, float* roots, const fl
     const float* row = x + least(m, a.M - 1) * STREAM;
     float q = 0.0f;
     if (m < a.M) {
+      constexpr int AHEAD = 6;
 #pragma unroll 1
-      for (int c = 0; c < HIDDEN_CHUNKS; c++) {
-        const float* chunk = row + c * PADDED;
-#pragma unroll 12
-        for (int k = threadIdx.x & 15; k < least(WIDTH, HIDDEN - c * WIDTH); k += 16) q = fma(chunk[k], chunk[k], q);
+      for (int k0 = threadIdx.x & 15; k0 < HIDDEN; k0 += 16 * AHEAD) {
+        float v[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+          const int k = least(k0 + 16 * u, HIDDEN - 1);
+          v[u] = row[k / WIDTH * PADDED + k % WIDTH];
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++)
+          if (k0 + 16 * u < HIDDEN) q = fma(v[u], v[u], q);
       }
     }
     q = fold_lanes(q);
     if ((threadIdx.x & 15) == 0 && m < a.M) roots[m] = root(add(divide(q, static_cast<float>(HIDDEN)), a.eps));
   }
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < a.M * HIDDEN; i += THREADS) {
     const int m = i / HIDDEN, k = i % HIDDEN;
     float* v = x + m * STREAM + k / WIDTH * PADDED + k % WIDTH;
@@ -124,7 +132,7 @@ DEVICE void chains(const float* x, int pitch, int M, const float* w, int steps, 
     const float* row[R];
 #pragma unroll
     for (int r = 0; r < R; r++) sum[r] = 0.0f, row[r] = x + least(m0 + r, M - 1) * pitch;
-#pragma unroll(R == 1 ? 12 : 4)
+#pragma unroll 4
     for (int k = 0; k < steps; k++) {
       const float4 v = load4(w + k * 32);
 #pragma unroll
@@ -155,10 +163,10 @@ DEVICE void back_chains(const DecodeArguments& a, const float* rows, const float
   });
 }
 
-// q (rotated, scaled), k (rotated) and v of row m of this KV head, from the chunk sums in the exchange.
-DEVICE void finish_qkv(const DecodeArguments& a, int cluster, int m, float* q, float* key, float* value) {
+// q (rotated, scaled), k (rotated) and v of row m of this KV head, from the chunk sums in the exchange. `angle`: the
+// cosines and sines of the row's position.
+DEVICE void finish_qkv(const DecodeArguments& a, int cluster, int m, const float* angle, float* q, float* key, float* value) {
   const float* sums = a.exchange + (static_cast<long>(cluster) * a.M + m) * HIDDEN_CHUNKS * HEAD_COLUMNS;
-  const float* angle = a.cos_sin + static_cast<long>(a.position[m]) * DIM;
   auto column = [&](int h, int j) {
     const float y = tree_of<HIDDEN_CHUNKS>([&](int c) { return fresh(sums + c * HEAD_COLUMNS + h * DIM + j); });
     const int head = h < GROUP ? cluster * GROUP + h : HEADS + (h - GROUP) * KV_HEADS + cluster;
@@ -191,7 +199,7 @@ DEVICE void store_key_value(const DecodeArguments& a, int cluster, int m, const 
 
 // What one block of the attention launch keeps in shared memory beside the stream.
 struct AttentionSpace {
-  float *q, *key, *value, *top, *total;
+  float *q, *key, *value, *top, *total, *angle;
 };
 
 DEVICE void group_scores(const float4 (&k)[DIM / 4], const float* q, float (&s)[GROUP]) {
@@ -233,7 +241,7 @@ DEVICE void lane_sums(const float* weight, int count, float* total) {
 // P V continued over `count` keys whose values stand in shared memory.
 DEVICE float weighted_values(const float* weight, const float* v, int count, float o) {
   int i = 0;
-#pragma unroll 4
+#pragma unroll 2
   for (; i + 4 <= count; i += 4) {
     const float4 w = load4(weight + i);
     o = fma(w.x, v[i * DIM], o);
@@ -241,6 +249,7 @@ DEVICE float weighted_values(const float* weight, const float* v, int count, flo
     o = fma(w.z, v[(i + 2) * DIM], o);
     o = fma(w.w, v[(i + 3) * DIM], o);
   }
+#pragma unroll 1
   for (; i < count; i++) o = fma(weight[i], v[i * DIM], o);
   return o;
 }
@@ -268,7 +277,7 @@ DEVICE void far_attention(const DecodeArguments& a, int cluster, int rank, const
 #pragma unroll
       for (int d = 0; d < DIM / 4; d++) k[d] = fresh4(a.keys + key_at(table, key, cluster) + d * KEY_STRIDE);
     __syncthreads();
-    finish_qkv(a, cluster, m, s.q, s.key, s.value);
+    finish_qkv(a, cluster, m, a.cos_sin + static_cast<long>(length - 1) * DIM, s.q, s.key, s.value);
     __syncthreads();
     if (c == chunks - 1) store_key_value(a, cluster, m, s.key, s.value);
     if (key == length - 1)
@@ -318,15 +327,34 @@ DEVICE void far_attention(const DecodeArguments& a, int cluster, int rank, const
       }
       o = weighted_values(weight + column / DIM * CHUNK_KEYS + from, values + column % DIM, least(NEAR_KEYS, count - from), o);
     }
-    if (t < WIDTH) a.outputs[(units + first + c) * WIDTH + t] = o;
     __syncthreads();
+    if (t < WIDTH) a.outputs[(units + first + c) * WIDTH + t] = chunks > 1 ? o : divide(o, s.total[column / DIM]);
     if (t < GROUP) a.sums[(units + first + c) * GROUP + t] = s.total[t];
   });
   cluster_barrier();
+  int* start = reinterpret_cast<int*>(s.q);  // first unit of each row, and of what follows the last
+  if (t == 0)
+    for (int m = start[0] = 0; m < a.M; m++) start[m + 1] = start[m] + a.position[m] / CHUNK_KEYS + 1;
+  __syncthreads();
+  constexpr int TOGETHER = 4;
+  for (int i0 = t; i0 < a.M * WIDTH; i0 += TOGETHER * THREADS) {
+    float o[TOGETHER];
+#pragma unroll
+    for (int n = 0; n < TOGETHER; n++) {  // rows of one chunk are divided already
+      const int item = least(i0 + n * THREADS, a.M * WIDTH - 1);
+      o[n] = fresh(a.outputs + (units + start[item / WIDTH]) * WIDTH + item % WIDTH);
+    }
+#pragma unroll
+    for (int n = 0; n < TOGETHER; n++) {
+      const int item = i0 + n * THREADS;
+      if (item < a.M * WIDTH) attended[item / WIDTH * PADDED + item % WIDTH] = o[n];
+    }
+  }
+#pragma unroll 1
   for (int item = t; item < a.M * WIDTH; item += THREADS) {
-    const int row = item / WIDTH, i = item % WIDTH, chunks = a.position[row] / CHUNK_KEYS + 1;
-    long first = units;
-    for (int m = 0; m < row; m++) first += a.position[m] / CHUNK_KEYS + 1;
+    const int row = item / WIDTH, i = item % WIDTH, chunks = start[row + 1] - start[row];
+    const long first = units + start[row];
+    if (chunks == 1) continue;
     const float output = tree_over(chunks, [&](int c) { return fresh(a.outputs + (first + c) * WIDTH + i); });
     const float sum = tree_over(chunks, [&](int c) { return fresh(a.sums + (first + c) * GROUP + i / DIM); });
     attended[row * PADDED + i] = divide(output, sum);
@@ -349,8 +377,9 @@ DEVICE void attention_block(const DecodeArguments& a) {
   s.value = s.key + DIM;
   s.top = s.value + DIM;
   s.total = s.top + GROUP * 8;
-  float* roots = s.total + GROUP;
-  Delivery* arrival = reinterpret_cast<Delivery*>(roots + 16 + (GROUP & 1));
+  s.angle = s.total + GROUP + (GROUP & 1);
+  float* roots = s.angle + DIM;
+  Delivery* arrival = reinterpret_cast<Delivery*>(roots + 16);
   const int t = threadIdx.x, cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
   constexpr int GROUPS = HEAD_COLUMNS / 8, ALL = GROUPS * HIDDEN_CHUNKS;
   const int mine = least(QKV_UNITS, ALL - rank * QKV_UNITS);
@@ -374,6 +403,7 @@ DEVICE void attention_block(const DecodeArguments& a) {
   const bool near = ALONE && length <= NEAR_KEYS;  // then every block attends by itself
   float4 k[DIM / 4];
   if (near) {
+    for (int d = t; d < DIM; d += THREADS) s.angle[d] = a.cos_sin[static_cast<long>(length - 1) * DIM + d];
     const int* table = a.table + static_cast<long>(a.sequence[0]) * a.pages;
     if (t < length - 1)
 #pragma unroll
@@ -383,7 +413,7 @@ DEVICE void attention_block(const DecodeArguments& a) {
     commit_copies();
   }
   start_after(a);
-  assemble<INNER_CHUNKS>(a, x);
+  assemble<INNER_CHUNKS, R>(a, x);
   __syncthreads();
   normalise(a, x, roots, gain);
   await_delivery(arrival);
@@ -395,7 +425,7 @@ DEVICE void attention_block(const DecodeArguments& a) {
   }
   cluster_barrier();
   if (near) {
-    finish_qkv(a, cluster, 0, s.q, s.key, s.value);
+    finish_qkv(a, cluster, 0, s.angle, s.q, s.key, s.value);
     wait_copies<0>();
     __syncthreads();
     if (rank == 0) store_key_value(a, cluster, 0, s.key, s.value);
@@ -450,7 +480,7 @@ DEVICE void mlp_block(const DecodeArguments& a) {
   let_next_start();
   for (int k = t; k < HIDDEN; k += THREADS) gain[k] = a.gain[k];
   start_after(a);
-  assemble<KV_HEADS>(a, x);
+  assemble<KV_HEADS, R>(a, x);
   __syncthreads();
   normalise(a, x, roots, gain);
   await_delivery(arrival);
@@ -462,17 +492,18 @@ DEVICE void mlp_block(const DecodeArguments& a) {
     });
   }
   cluster_barrier();
-  for (int i0 = t; i0 < a.M * width; i0 += 4 * THREADS) {
-    float gate[4], up[4];
+  constexpr int TOGETHER = R == 1 ? 1 : 4;
+  for (int i0 = t; i0 < a.M * width; i0 += TOGETHER * THREADS) {
+    float gate[TOGETHER], up[TOGETHER];
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < TOGETHER; n++) {
       const int i = least(i0 + n * THREADS, a.M * width - 1);
       const float* sums = exchange + static_cast<long>(i / width) * HIDDEN_CHUNKS * 2 * WIDTH + i % width;
       gate[n] = tree_of<HIDDEN_CHUNKS>([&](int c) { return fresh(sums + c * 2 * WIDTH); });
       up[n] = tree_of<HIDDEN_CHUNKS>([&](int c) { return fresh(sums + c * 2 * WIDTH + width); });
     }
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < TOGETHER; n++) {
       const int i = i0 + n * THREADS;
       if (i < a.M * width) x[i / width * PADDED + i % width] = swiglu(gate[n], up[n]);
     }

@@ -84,6 +84,8 @@ inline void prepare(Context& c, char* stack, size_t size, void (*entry)()) {
 }
 #endif
 
+constexpr uint32_t UNTOUCHED = 0x7fc12345u;  // a NaN
+
 struct Barrier {
   unsigned arrived = 0, epoch = 0;
 };
@@ -190,7 +192,7 @@ inline void run(const std::function<void()>& kernel, const unsigned* grid, unsig
   for (unsigned z = 0; z < (deep ? 1 : grid[2]); z++)
     for (unsigned y = 0; y < grid[1]; y++)
       for (unsigned x = 0; x < grid[0]; x += deep ? 1 : size) {
-        std::fill(memory.begin(), memory.end(), 0x7fc12345u);
+        std::fill(memory.begin(), memory.end(), UNTOUCHED);
         c.barrier = {};
         for (unsigned b = 0; b < size; b++) {
           auto raw = reinterpret_cast<uintptr_t>(memory.data() + size_t(b) * (shared / 4 + 64));
@@ -199,6 +201,8 @@ inline void run(const std::function<void()>& kernel, const unsigned* grid, unsig
           for (unsigned t = 0; t < block; t++) start(c.fibres[size_t(b) * block + t], &c.blocks[b], t);
         }
         finish(reversed);
+        for (unsigned b = 0; b < size; b++)  // nobody may write past the shared memory that was asked for
+          if (memcmp(c.blocks[b].shared + shared, &UNTOUCHED, 4) != 0) __builtin_trap();
       }
 }
 
@@ -222,6 +226,11 @@ inline float __shfl_down_sync(unsigned mask, float v, unsigned step, unsigned wi
 }
 inline float __shfl_xor_sync(unsigned mask, float v, unsigned step) {
   return __int_as_float(int(emulation::exchange(mask, uint32_t(__float_as_int(v)), (threadIdx.x & 31) ^ step)));
+}
+
+inline int __reduce_max_sync(unsigned mask, int v) {
+  for (unsigned step = 16; step; step >>= 1) v = std::max(v, int(emulation::exchange(mask, uint32_t(v), (threadIdx.x & 31) ^ step)));
+  return v;
 }
 
 inline float fresh(const float* p) { return *p; }

@@ -27,13 +27,10 @@ DEVICE float fold_lanes(float a) {
   return a;
 }
 
-// Largest value of a warp, in every lane. Exact, so any order will do.
+// Largest value of a warp, in every lane. Exact, so any order will do; as integers in the order of the floats.
+DEVICE int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 DEVICE float warp_maximum(float a) {
-  for (int step = 16; step; step >>= 1) {
-    const float b = __shfl_xor_sync(0xffffffffu, a, step);
-    a = b > a ? b : a;
-  }
-  return a;
+  return __int_as_float(ordered(__reduce_max_sync(0xffffffffu, ordered(__float_as_int(a)))));
 }
 
 // T over value(first) .. value(first + count - 1): split at the largest power of two below the count.

@@ -1,0 +1,52 @@
+"""Faults on request: what goes wrong in engines with these features, so that a cell can be seen to notice it.
+
+They know no requests. Rules: a fault is named in the configuration and so in the fingerprint; `none` is the default
+and changes nothing; each acts only where its feature is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Slices
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engines.bundled.batch import StepBatch
+
+if TYPE_CHECKING:
+    from engines.bundled.scheduler import Slice
+
+STALE_PAGE, LOST_FLUSH, SHORT_HASH, MISPLACED_PAGE = "stale-page", "lost-flush", "short-hash", "misplaced-page"
+FAULTS = {
+    "none": "nothing",
+    STALE_PAGE: "a step sees the page table as it was before its newest page was taken",
+    LOST_FLUSH: "a step scheduled ahead reads its newest token before that token is in place",
+    SHORT_HASH: "the prefix cache's keys cover the place of a page and not its tokens",
+    MISPLACED_PAGE: "a restored cache has each page's keys and values in the place of the page before it",
+}
+
+
+def spoil_batch(batch: StepBatch, slices: Slices[Slice], fault: str, page_size: int, *, ahead: bool) -> StepBatch:
+    """The batch as the fault leaves it. `ahead`: the step was scheduled while the one before it ran."""
+    if fault == STALE_PAGE:
+        return _with_stale_pages(batch, slices, page_size)
+    if fault == LOST_FLUSH and ahead:
+        return _with_lost_tokens(batch, slices)
+    return batch
+
+
+def _with_stale_pages(batch: StepBatch, slices: Slices[Slice], page_size: int) -> StepBatch:
+    table = batch.page_table.copy()
+    for row, piece in zip(table, slices, strict=True):
+        last = (piece.start + piece.count - 1) // page_size
+        if last and last * page_size >= piece.start:  # taken for this very step
+            row[last] = row[last - 1]
+    return replace(batch, page_table=table)
+
+
+def _with_lost_tokens(batch: StepBatch, slices: Slices[Slice]) -> StepBatch:
+    token, end = batch.token.copy(), 0
+    for piece in slices:
+        end += piece.count
+        if piece.completes and piece.sequence.generated:
+            token[end - 1] = piece.sequence.tokens[-2]
+    return replace(batch, token=token)
