@@ -39,10 +39,14 @@ _AXES: dict[str, tuple[str, ...]] = {
     "arrivals": (),
     "seed": (),
     "server_history": (),
+    "cached_prefix": (),
+    "cache_restore": (),
     "max_num_seqs": ("config.max_num_seqs", "resolved.max_num_seqs", "resolved.num_pages"),
     "max_num_batched_tokens": ("config.max_num_batched_tokens", "resolved.max_num_batched_tokens"),
     "page_size": ("config.page_size", "resolved.page_size", "resolved.num_pages"),
     "num_pages": ("config.num_pages", "resolved.num_pages"),
+    "policy": ("config.policy", "resolved.policy"),
+    "async_scheduling": ("config.async_scheduling", "resolved.async_scheduling"),
     "restart": ("config.tuning", "resolved.tuning"),
     "threads": ("config.threads", "resolved.threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS"),
     "isa": ("config.isa", *_KERNEL_FIELDS),
@@ -59,7 +63,8 @@ _AXES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-_UNSUPPORTED = {"cached_prefix": "the bundled engine has no prefix cache yet: every prompt is computed in full"}
+POLICIES = ("fcfs", "priority", "shortest")
+FAULTS = ("none", "stale-page", "lost-flush", "short-hash", "misplaced-page")
 
 
 class BundledAdapter:
@@ -72,8 +77,12 @@ class BundledAdapter:
         return (
             Setting(name="arithmetic", default="portable", choices=ARITHMETICS,
                     meaning="how sums are formed: by the written definition, in free order, or by torch"),
+            Setting(name="async_scheduling", default=False, choices=(False, True),
+                    meaning="schedule the next step while one runs"),
             Setting(name="compiler", default="auto", choices=("auto", "g++", "clang++", "none"),
                     meaning="what builds the kernels; none: the checked fallback without own kernels"),
+            Setting(name="fault", default="none", choices=FAULTS,
+                    meaning="what the engine does wrong on purpose, so that a cell can be seen to notice"),
             Setting(name="isa", default="auto", choices=("auto", "x86-64-v3", "x86-64-v4", "generic"),
                     meaning="the instruction set the kernels are built for"),
             Setting(name="max_num_batched_tokens", default=4096, minimum=1,
@@ -82,6 +91,10 @@ class BundledAdapter:
             Setting(name="num_pages", default=0, minimum=0,
                     meaning="KV pages in the pool; 0: as many as max_num_seqs contexts need, within 1.5 GiB"),
             Setting(name="page_size", default=16, minimum=1, meaning="tokens per KV page"),
+            Setting(name="policy", default="fcfs", choices=POLICIES,
+                    meaning="who runs first: first come, the more urgent, or the shorter prompt"),
+            Setting(name="prefix_cache", default=False, choices=(False, True),
+                    meaning="reuse pages of earlier requests where all tokens up to their end are the same"),
             Setting(name="threads", default=_default_threads(), minimum=1,
                     meaning="threads that share one step"),
             Setting(name="tuning", default=0, minimum=0,
@@ -93,10 +106,8 @@ class BundledAdapter:
         return {mode: {"arithmetic": arithmetic} for mode, arithmetic in sorted(_MODES.items())}
 
     def axes(self) -> Mapping[str, AxisSupport]:
-        """Every axis this engine can vary, and the reason for one that it cannot."""
-        varied = {name: AxisSupport(fields=fields) for name, fields in _AXES.items()}
-        refused = {name: AxisSupport(unsupported=reason) for name, reason in _UNSUPPORTED.items()}
-        return dict(sorted({**varied, **refused}.items()))
+        """Every axis this engine can vary."""
+        return {name: AxisSupport(fields=fields) for name, fields in sorted(_AXES.items())}
 
     def strongest_rule(self) -> Rule:
         """Logits can be digested at every position."""

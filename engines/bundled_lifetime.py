@@ -10,10 +10,12 @@ import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.batch import Arithmetic
+from engines.bundled.cache_store import restore_cache, save_cache
 from engines.bundled.config import EngineConfig, ModelConfig
 from engines.bundled.engine import Engine
 from engines.bundled.errors import NotSupported
@@ -57,6 +59,10 @@ class BundledLifetime:
             "num_pages": config.num_pages,
             "threads": config.threads,
             "tuning": config.tuning,
+            "prefix_cache": self.engine.cache is not None,
+            "policy": config.policy,
+            "async_scheduling": self.engine.ahead is not None,
+            "fault": config.fault,
         }
 
     def observed(self) -> Mapping[str, Scalar]:
@@ -68,6 +74,8 @@ class BundledLifetime:
             "backend": self.kernels.backend,
             "page_size": self.engine.scheduler.pages.size,
             "num_pages": self.engine.scheduler.pages.count,
+            "steps_scheduled_ahead": self.engine.ahead.served_steps if self.engine.ahead else 0,
+            "cached_pages": len(self.engine.cache) if self.engine.cache else 0,
             "torch_imported": "torch" in sys.modules,
         }
 
@@ -95,6 +103,16 @@ class BundledLifetime:
         with harness_errors():
             return run_work(self.engine, work, progress)
 
+    def save_cache(self, folder: Path) -> None:
+        """Writes the prefix cache. Raises EngineError, Unsupported."""
+        with harness_errors():
+            save_cache(self.engine, folder)
+
+    def restore_cache(self, folder: Path) -> None:
+        """Fills the empty prefix cache. Raises EngineError, naming what differs, and Unsupported."""
+        with harness_errors():
+            restore_cache(self.engine, folder)
+
     def stop(self) -> None:
         """Nothing is held outside this process."""
 
@@ -107,7 +125,7 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
     kernels = load_kernels(config)
     arithmetic = open_arithmetic(model, config)
     return BundledLifetime(
-        engine=Engine(model.config, config, arithmetic, kernels, tokenizer.decode),
+        engine=Engine(model.config, config, arithmetic, kernels, tokenizer.decode, model_digest=model.digest),
         model_name=model.name,
         model_digest=model.digest,
         origin=source.origin(),
@@ -145,6 +163,10 @@ def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> Engine
         isa=cast("str", settings["isa"]),
         compiler=cast("str", settings["compiler"]),
         tuning=cast("int", settings["tuning"]),
+        prefix_cache=cast("bool", settings["prefix_cache"]),
+        policy=cast("str", settings["policy"]),
+        async_scheduling=cast("bool", settings["async_scheduling"]),
+        fault=cast("str", settings["fault"]),
     )
 
 

@@ -29,7 +29,7 @@ def write_traces(engine: Engine, rows: Rows[Row]) -> Traces:
         requests=_request_table(rows),
         positions=_position_table([position for sequence in sequences for position in sequence.positions]),
         steps=_step_table(engine, sequences),
-        counters=_counters(engine),
+        counters=_counters(engine, sequences),
     )
 
 
@@ -42,7 +42,7 @@ def _request_table(rows: Rows[Row]) -> RequestTable:
         prompt_tokens=_int32([len(sequence.request.prompt) for sequence in sequences]),
         length=np.array([sequence.generated for sequence in sequences], np.int64),
         finish_reason=tuple(sequence.finish_reason or "abort" for sequence in sequences),
-        cached_tokens=np.zeros(len(rows), np.int32),
+        cached_tokens=_int32([sequence.cached_tokens for sequence in sequences]),
         preemptions=_int32([sequence.preemptions for sequence in sequences]),
         arrival_s=np.array([row.arrival_s for row in rows], np.float64),
         first_token_s=np.array([row.first_token_s for row in rows], np.float64),
@@ -91,8 +91,13 @@ def _step_table(engine: Engine, sequences: list[Sequence]) -> StepTable:
     )
 
 
-def _counters(engine: Engine) -> tuple[tuple[str, int], ...]:
+def _counters(engine: Engine, sequences: list[Sequence]) -> tuple[tuple[str, int], ...]:
+    ahead = engine.ahead
     counters = {
+        "cached_tokens": sum(sequence.cached_tokens for sequence in sequences),
+        "restored_tokens": sum(sequence.restored_tokens for sequence in sequences),
+        "overlapped_steps": ahead.overlapped_steps if ahead else 0,
+        "overlap_us": ahead.overlap_ns // 1000 if ahead else 0,
         "max_running": engine.most_running,
         "preemptions": engine.scheduler.preemptions,
         "steps": len({ran.step for ran in engine.log}),

@@ -28,6 +28,8 @@ class _Submitted:
     sequences: list[Sequence]
     companion: bool
     arrival_s: float
+    cancel_after: int | None  # tokens after which it is taken out
+    cancelled: bool = False
     first_token_s: dict[int, float] = field(default_factory=dict)  # sample to time
     finish_s: dict[int, float] = field(default_factory=dict)
 
@@ -36,8 +38,14 @@ class _Submitted:
         """How far the slowest sample is."""
         return Standing(
             generated=min(sequence.generated for sequence in self.sequences),
-            finished=all(sequence.finish_reason is not None for sequence in self.sequences),
+            finished=self.cancelled or all(sequence.finish_reason is not None for sequence in self.sequences),
         )
+
+    @property
+    def is_due_to_leave(self) -> bool:
+        """True once it has generated as much as it may."""
+        standing = self.standing
+        return self.cancel_after is not None and not standing.finished and standing.generated >= self.cancel_after
 
 
 def run_work(engine: Engine, work: Work, progress: Progress) -> Traces:
@@ -77,15 +85,24 @@ def _run(
         for arrival in arrivals.take_due(engine.step_index, standings):
             sequences = [engine.submit(request) for request in prepared[arrival.request]]
             submitted[arrival.request] = _Submitted(
-                sequences=sequences, companion=arrival.companion, arrival_s=time.perf_counter() - start
-            )
+                sequences=sequences, companion=arrival.companion, arrival_s=time.perf_counter() - start,
+                cancel_after=arrival.cancel_after_tokens,
+            )  # fmt: skip
         if not engine.has_work:
             engine.idle_until(arrivals.next_step())
             continue
         engine.step()
+        _cancel(engine, submitted)
         _note_times(submitted, time.perf_counter() - start)
         progress(*_totals(submitted))
     return submitted
+
+
+def _cancel(engine: Engine, submitted: Mapping[str, _Submitted]) -> None:
+    for name, entry in submitted.items():
+        if entry.is_due_to_leave:
+            engine.abort(name)
+            entry.cancelled = True
 
 
 def _note_times(submitted: Mapping[str, _Submitted], now: float) -> None:
@@ -93,7 +110,7 @@ def _note_times(submitted: Mapping[str, _Submitted], now: float) -> None:
         for sample, sequence in enumerate(entry.sequences):
             if sequence.generated:
                 entry.first_token_s.setdefault(sample, now)
-            if sequence.finish_reason is not None:
+            if sequence.finish_reason is not None or entry.cancelled:
                 entry.finish_s.setdefault(sample, now)
 
 
@@ -119,6 +136,8 @@ def _rows(entry: _Submitted) -> list[Row]:
 def _prepare(work: Work, requests: Mapping[str, HarnessRequest]) -> dict[str, list[Request]]:
     """The engine's requests by id, one per sample. Companions without a golden path run freely."""
     companions = {arrival.request for arrival in work.schedule.arrivals if arrival.companion}
+    _refuse_cancelled(work)
+    priorities = {arrival.request: arrival.priority for arrival in work.schedule.arrivals}
     prepared: dict[str, list[Request]] = {}
     for name, request in requests.items():
         _refuse_unsupported(request)
@@ -135,10 +154,22 @@ def _prepare(work: Work, requests: Mapping[str, HarnessRequest]) -> dict[str, li
                 sample=sample,
                 forced=forced,
                 logits_digest=work.logits_digests,
+                priority=priorities.get(name, 0),
             )
             for sample in range(request.sampling.n)
         ]
     return prepared
+
+
+def _refuse_cancelled(work: Work) -> None:
+    for arrival in work.schedule.arrivals:
+        if arrival.cancel_after_tokens is None:
+            continue
+        if not arrival.companion or arrival.cancel_after_tokens < 1:
+            raise RequestError(
+                f"request {arrival.request!r}: cancel_after_tokens {arrival.cancel_after_tokens}: expected 1 or more, "
+                "and a companion: what is cut off is not judged"
+            )
 
 
 def _refuse_unsupported(request: HarnessRequest) -> None:

@@ -13,7 +13,7 @@ from engines.fake_model import DEFINITION
 from engines.fake_names import ONE_AT_A_TIME
 from engines.fake_run import Limits, Loop, Sequence
 from harness.engine import Field, Progress, Scalar, Work
-from harness.errors import EngineError
+from harness.errors import EngineError, Unsupported
 from harness.traces import Traces
 
 T = TypeVar("T", str, int, bool)
@@ -56,6 +56,9 @@ class FakeLifetime:
 
     def generate(self, work: Work, progress: Progress) -> Traces:
         """Runs a work, with the fault. Raises EngineError, Unsupported."""
+        cancelled = [one.request for one in work.schedule.arrivals if one.cancel_after_tokens is not None]
+        if cancelled:
+            raise Unsupported(f"request {cancelled[0]!r} is to be cancelled; the fake engine lets everything finish")
         if self._fault == "copy" and self._first is not None:
             return self._first
         seats = self._setting("max_num_seqs", int)

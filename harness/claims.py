@@ -33,11 +33,14 @@ def check_claims(traces: Traces) -> tuple[str, ...]:
     malformed = find_malformed(traces.steps, len(traces.requests.id))
     if malformed:
         return (*found, *malformed)
-    return (*found, *_coverage(traces.requests, traces.steps), *_counted(traces, traces.steps))
+    coverage = _coverage(traces.requests, traces.steps, restored=_restored(traces))
+    return (*found, *coverage, *_counted(traces, traces.steps))
 
 
 def _unfinished(table: RequestTable) -> list[str]:
-    named = [name for name, reason in zip(table.id, table.finish_reason, strict=True) if reason == "abort"]
+    """Companions may be cancelled; whether they were to be, `harness.expected` knows."""
+    rows = zip(table.id, table.finish_reason, table.companion, strict=True)
+    named = [name for name, reason, companion in rows if reason == "abort" and not companion]
     return _tell(named, "was aborted, so what it reports is not its result")
 
 
@@ -100,7 +103,7 @@ def find_malformed(steps: StepTable, requests: int) -> list[str]:
     return found
 
 
-def _coverage(table: RequestTable, steps: StepTable) -> list[str]:
+def _coverage(table: RequestTable, steps: StepTable, *, restored: bool) -> list[str]:
     order = np.argsort(steps.request, kind="stable")
     request, start = steps.request[order].astype(np.int64), steps.start[order].astype(np.int64)
     end = start + steps.count[order]
@@ -120,13 +123,19 @@ def _coverage(table: RequestTable, steps: StepTable) -> list[str]:
         *_tell(_names(table, seen & (most < last - 1)), "reports outputs that no step computed"),
         *_tell(_names(table, most > last), "has more tokens computed than prompt and output hold"),
         *_tell(_names(table, rewinds > table.preemptions), "was computed again more often than preempted"),
-        *_tell(_names(table, _silent(table, rewinds)), "claims a preemption, but nothing was computed again"),
+        *_tell(_names(table, _silent(table, rewinds, restored)), "claims a preemption, but nothing was computed again"),
     ]
 
 
-def _silent(table: RequestTable, rewinds: Int64) -> Bool:
+def _restored(traces: Traces) -> bool:
+    """Whether a prefix cache was in play, by what requests found in it at first or after a preemption."""
+    after = dict(traces.counters).get("restored_tokens", 0)
+    return after > 0 or bool((traces.requests.cached_tokens > 0).any())
+
+
+def _silent(table: RequestTable, rewinds: Int64, restored: bool) -> Bool:
     """Preemptions without a trace; with a prefix cache in play the recomputation may have been served from it."""
-    if bool((table.cached_tokens > 0).any()):
+    if restored:
         return np.zeros(len(table.id), dtype=np.bool_)
     silent: Bool = (table.preemptions > 0) & (rewinds == 0)
     return silent
@@ -139,6 +148,7 @@ def _counted(traces: Traces, steps: StepTable) -> list[str]:
         "preemptions": int(traces.requests.preemptions.sum()),
         "steps": len(sizes),
         "tokens_computed": int(steps.count.sum()),
+        "cached_tokens": int(traces.requests.cached_tokens.sum()),
     }
     return [
         f"counter {name} claims {claimed}, the tables show {shown[name]}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
 
 from harness.request import Request
 from harness.schedule import Schedule
@@ -136,6 +137,17 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """Frees what it holds; called once."""
+
+
+@runtime_checkable
+class KeepsCache(Protocol):
+    """An engine whose prefix cache outlives its process; asked only where the axis `cache_restore` is offered."""
+
+    def save_cache(self, folder: Path) -> None:
+        """Writes the prefix cache whole or not at all. Raises EngineError."""
+
+    def restore_cache(self, folder: Path) -> None:
+        """Fills the empty prefix cache. Raises EngineError, naming what differs, for a store of another origin."""
 
 
 class Adapter(Protocol):

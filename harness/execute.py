@@ -21,7 +21,7 @@ from harness.engine import Adapter, Field
 from harness.errors import StoreError
 from harness.lifetime import Event, Failure, LifetimeError, LifetimeProcess
 from harness.plan import Plan, companion_id
-from harness.prelude import build_prelude
+from harness.prelude import RESTORED, build_prelude
 from harness.progress import Progress
 from harness.request import Request
 from harness.schedules import companion_source
@@ -72,6 +72,7 @@ class Executor:
             begun = time.monotonic()
             environment = self.adapter.environment(dict(stage.lifetime.settings))
             try:
+                self._save_caches(stage, pending, environment)
                 with LifetimeProcess(environment, log) as process:
                     self._lifetime(process, stage, pending)
             except LifetimeError as error:  # the engine did not start
@@ -80,12 +81,29 @@ class Executor:
             pending = self._remaining(stage)
             attempt += 1
 
-    def _lifetime(self, process: LifetimeProcess, stage: Stage, pending: Sequence[str]) -> None:
+    def _save_caches(self, stage: Stage, pending: Sequence[str], environment: Mapping[str, str]) -> None:
+        """An engine process of its own for each case that is to restore what another process has cached."""
+        for case_id in pending:
+            case = self.plan.cases[case_id]
+            if case.prelude is None or case.prelude[0] != RESTORED:
+                continue
+            requests = [request_json(request) for request in prelude_requests(self.plan, case)]
+            with LifetimeProcess(environment, self.folder / "logs" / f"cache-{case_id}.log") as process:
+                self._start(process, stage)
+                process.ask({"do": "save", "prelude": requests, "cache": str(self._cache(case_id))}, self.deadline_s)
+
+    def _cache(self, case: str) -> Path:
+        return (self.folder / "caches" / case).resolve()
+
+    def _start(self, process: LifetimeProcess, stage: Stage) -> Event:
         lifetime = stage.lifetime
-        started = process.ask(
+        return process.ask(
             {"do": "start", "engine": lifetime.engine, "model": lifetime.model, "settings": dict(lifetime.settings),
              "store": str(self.store.folder.resolve()), "session": self.session}, self.deadline_s,
         )  # fmt: skip
+
+    def _lifetime(self, process: LifetimeProcess, stage: Stage, pending: Sequence[str]) -> None:
+        started = self._start(process, stage)
         for case in self._after_reuse(pending, identity_digest(_started_fields(started))):
             try:
                 self._case(process, case)
@@ -108,7 +126,8 @@ class Executor:
             {"do": "capture", "case": case_id, "requests": [request_json(request) for request in requests],
              "schedule": dataclasses.asdict(case.schedule), "replay": case.replay, "golden": forced,
              "logits_digests": case.logits_digests, "work": work_fields(case),
-             "prelude": [request_json(request) for request in prelude_requests(self.plan, case)]},
+             "prelude": [request_json(request) for request in prelude_requests(self.plan, case)],
+             "cache": str(self._cache(case_id)) if case.prelude and case.prelude[0] == RESTORED else None},
             self.deadline_s, self._advance,
         )  # fmt: skip
         self.progress.done(tokens, float(str(event["seconds"])))

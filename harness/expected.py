@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.request import Request
+from harness.schedule import Schedule
 
 if TYPE_CHECKING:
     from harness.traces import Traces
@@ -29,10 +30,15 @@ class Expected:
     max_tokens: int
     must_fill: bool  # nothing but max_tokens can end it
     candidates: int  # top-k asked for
+    cancelled_after: int | None = None  # tokens after which a companion is taken out
 
 
-def expected_of(requests: Sequence[Request], judged: Sequence[str]) -> tuple[Expected, ...]:
-    """What a case's requests demand of its capture; those not in `judged` are companions."""
+def expected_of(
+    requests: Sequence[Request], judged: Sequence[str], schedule: Schedule | None = None
+) -> tuple[Expected, ...]:
+    """What a case's requests demand of its capture; those not in `judged` are companions, some of them cancelled."""
+    arrivals = schedule.arrivals if schedule is not None else ()
+    cancelled = {arrival.request: arrival.cancel_after_tokens for arrival in arrivals}
     return tuple(
         Expected(
             id=request.id,
@@ -45,6 +51,7 @@ def expected_of(requests: Sequence[Request], judged: Sequence[str]) -> tuple[Exp
             and not request.sampling.stop_token_ids
             and request.grammar is None,
             candidates=request.sampling.logprobs,
+            cancelled_after=cancelled.get(request.id),
         )
         for request in requests
     )
@@ -75,6 +82,8 @@ def _row_mistakes(traces: Traces, row: int, entry: Expected) -> list[str]:
         found.append("a companion is reported as judged, or the other way round")
     if prompt != entry.prompt_tokens:
         found.append(f"ran with {prompt} prompt tokens, {entry.prompt_tokens} were given")
+    if entry.cancelled_after is not None or reason == "abort":
+        return found + _cancellation_mistakes(length, reason, entry)
     if length > entry.max_tokens or (reason == "length" and length != entry.max_tokens):
         found.append(f"has {length} output tokens and finish reason {reason!r}, max_tokens is {entry.max_tokens}")
     elif entry.must_fill and reason != "length":
@@ -82,6 +91,17 @@ def _row_mistakes(traces: Traces, row: int, entry: Expected) -> list[str]:
     if not entry.companion:
         found += _candidate_mistakes(traces, row, entry)
     return found
+
+
+def _cancellation_mistakes(length: int, reason: str, entry: Expected) -> list[str]:
+    """Only a companion that was to be cancelled may be cut off, and then where it was to be; it may end before."""
+    if entry.cancelled_after is None:
+        return ["was aborted, so what it reports is not its result"]
+    if reason == "abort" and length != entry.cancelled_after:
+        return [f"was cut off after {length} tokens, it was to be cancelled after {entry.cancelled_after}"]
+    if reason != "abort" and length > entry.cancelled_after:
+        return [f"ran on for {length} tokens, it was to be cancelled after {entry.cancelled_after}"]
+    return []
 
 
 def _candidate_mistakes(traces: Traces, row: int, entry: Expected) -> list[str]:

@@ -21,7 +21,7 @@ from harness.errors import CellError, UsageError
 from harness.matrix import Matrix
 from harness.prelude import build_prelude
 from harness.requires import unmet_requirement
-from harness.schedules import NO_HISTORY, build_schedule, companion_source
+from harness.schedules import CANCELLED, NO_HISTORY, build_schedule, companion_source
 from harness.settings import Settings, mode_settings, resolve
 from harness.stages import Stage, order_stages
 
@@ -190,7 +190,7 @@ class _Planner:
         for key, _ in cell.control.variant:
             fields += ("work.sampling",) if key == SEED_OFFSET else (f"config.{key}",)
             fields += axes[key].fields if key in axes else ()
-        return fields + (("config.fault",) if cell.control.fault else ())
+        return fields + (("config.fault", "resolved.fault") if cell.control.fault else ())
 
     def _arms(self, pair: Pair) -> Pair:
         cell = pair.cell
@@ -252,7 +252,9 @@ class _Planner:
         case = Case(
             lifetime=self._lifetime(cell, value, layers, role), corpus=cell.corpus, corpus_digest=corpus.digest,
             requests=requests, companions=companions,
-            schedule=build_schedule(schedule, requests, self._companion_ids(companions, model)),
+            schedule=build_schedule(
+                schedule, requests, self._companion_ids(companions, model), cancelled=str(value).endswith(CANCELLED)
+            ),
             prelude=self._prelude(axis, value, take(corpus, requests), model),
             replay="golden" if golden else "natural", golden=golden, repetition=1 if role.name == "floor" else 0,
             seed_offset=role.seed_offset, logits_digests=cell.rule == "tensors",

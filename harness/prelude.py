@@ -9,6 +9,7 @@ The kinds, over the judged requests:
     partial    the first half of each prompt, so that only a part of it can
     foreign    the first third of each prompt continued by the prompt of another request: a shorter prefix, left behind
                by somebody else
+    restored   as warm, but served by another engine process, whose cache was written to disk and read from there
     CORPUS:N   the first N requests of another corpus, whole: history without a common prefix
 """
 
@@ -19,7 +20,8 @@ from collections.abc import Callable, Sequence
 
 from harness.request import Request
 
-KINDS = ("warm", "partial", "foreign")
+RESTORED = "restored"
+KINDS = ("warm", "partial", "foreign", RESTORED)
 
 
 def build_prelude(kind: str, requests: Sequence[Request], other: Sequence[Request]) -> tuple[Request, ...]:
@@ -60,6 +62,7 @@ def _foreign(request: Request, next_one: Request) -> tuple[int, ...]:
 
 _BUILDERS: dict[str, Callable[[Request, Request], tuple[int, ...]]] = {
     "warm": _warm,
+    RESTORED: _warm,
     "partial": _partial,
     "foreign": _foreign,
 }

@@ -91,7 +91,10 @@ def find_references(request: RunRequest) -> References:
 
 def expected_captures(plan: Plan) -> dict[str, tuple[Expected, ...]]:
     """What the capture of each case must hold."""
-    return {case_id: expected_of(case_requests(plan, case), case.requests) for case_id, case in plan.cases.items()}
+    return {
+        case_id: expected_of(case_requests(plan, case), case.requests, case.schedule)
+        for case_id, case in plan.cases.items()
+    }
 
 
 def load_captures(plan: Plan, store: Store, failures: Mapping[str, Failure]) -> dict[str, Capture | Failure]:

@@ -15,6 +15,8 @@ class Arrival:
 
     With `after` None the request arrives once the engine has run `at_step` steps. Otherwise it arrives once request
     `after` has generated `after_tokens` tokens, or has finished when `after_tokens` is None; `at_step` is then 0.
+    `cancel_after_tokens` takes a companion out once it has generated that many tokens; None lets it finish. `priority`
+    counts for engines that run by priority: lower runs sooner.
     """
 
     request: str
@@ -22,6 +24,8 @@ class Arrival:
     at_step: int = 0
     after: str | None = None
     after_tokens: int | None = None
+    cancel_after_tokens: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Builds schedules by name from request ids: alone, together, reversed, while-decoding, with companions.
+"""Builds schedules by name from request ids: alone, together, reversed, while-decoding, urgent-last, with companions.
 
 It does not know prompts or engines. Rules: arrivals are staggered by steps so that each request meets a different
 step composition; a builder is a pure function of ids.
@@ -13,8 +13,9 @@ from itertools import pairwise
 from harness.engine import Scalar
 from harness.schedule import Arrival, Schedule
 
-SCHEDULES = ("alone", "together", "reversed", "interleaved", "while-decoding")
+SCHEDULES = ("alone", "together", "reversed", "interleaved", "while-decoding", "urgent-last")
 COMPANIONS = re.compile(r"([A-Za-z0-9._:-]+):([1-9][0-9]*)")
+CANCELLED = ":cancelled"  # ends a companions value: each of them leaves in mid-stream
 ENVIRONMENT_AXES = ("attention-backend", "driver", "engine-version", "hardware", "torch-version")
 AXIS_VALUES: dict[str, tuple[str, ...]] = {
     "batch": ("alone", "together"),
@@ -22,6 +23,7 @@ AXIS_VALUES: dict[str, tuple[str, ...]] = {
     "arrivals": ("alone", "together", "while-decoding"),
     "restart": ("same", "new"),
     "cached_prefix": ("cold", "warm", "partial", "foreign"),
+    "cache_restore": ("cold", "restored"),
     **dict.fromkeys(ENVIRONMENT_AXES, ("baseline", "now")),
 }
 NOTHING = {"companions": "none", "server_history": "fresh"}  # axes that take CORPUS:COUNT, and their empty value
@@ -32,7 +34,8 @@ DECODED_BEFORE_NEXT = 3  # tokens the running request has generated when the nex
 def value_mistake(axis: str, value: Scalar) -> str | None:
     """Why `value` is no value of a schedule, process or history axis, or None."""
     if axis in NOTHING:
-        if isinstance(value, str) and (value == NOTHING[axis] or COMPANIONS.fullmatch(value)):
+        plain = value.removesuffix(CANCELLED) if isinstance(value, str) and axis == "companions" else value
+        if isinstance(plain, str) and (value == NOTHING[axis] or COMPANIONS.fullmatch(plain)):
             return None
         return f"expected {NOTHING[axis]!r} or CORPUS:COUNT such as 'smoke:2', got {value!r}"
     if value in AXIS_VALUES[axis]:
@@ -41,17 +44,23 @@ def value_mistake(axis: str, value: Scalar) -> str | None:
 
 
 def companion_source(value: str) -> tuple[str, int] | None:
-    """(corpus, count) of a companions value; None for 'none'."""
-    match = COMPANIONS.fullmatch(value)
+    """(corpus, count) of a companions value, cancelled or not; None for 'none'."""
+    match = COMPANIONS.fullmatch(value.removesuffix(CANCELLED))
     return (match[1], int(match[2])) if match else None
 
 
-def build_schedule(name: str, ids: Sequence[str], companions: Sequence[str] = ()) -> Schedule:
+def build_schedule(
+    name: str, ids: Sequence[str], companions: Sequence[str] = (), *, cancelled: bool = False
+) -> Schedule:
     """The schedule `name` over judged `ids`, companions arriving among them.
 
-    Companion i arrives two steps after companion i - 1, from step 0 on, whatever the judged requests do.
+    Companion i arrives two steps after companion i - 1, from step 0 on, whatever the judged requests do. Cancelled
+    companions leave one after another: the first after one token, each further one two tokens later in its life.
     """
-    arrivals = [*(Arrival(request=name, companion=True, at_step=2 * i) for i, name in enumerate(companions))]
+    arrivals = [
+        Arrival(request=name, companion=True, at_step=2 * i, cancel_after_tokens=1 + 2 * i if cancelled else None)
+        for i, name in enumerate(companions)
+    ]
     arrivals += _BUILDERS[name](ids)
     return Schedule(name=name, arrivals=tuple(arrivals))
 
@@ -78,10 +87,16 @@ def _while_decoding(ids: Sequence[str]) -> list[Arrival]:
     return [Arrival(request=ids[0]), *chain]
 
 
+def _urgent_last(ids: Sequence[str]) -> list[Arrival]:
+    """Each more urgent than the one before it, so that a line by priority turns the order round."""
+    return [Arrival(request=request, at_step=step, priority=-step) for step, request in enumerate(ids)]
+
+
 _BUILDERS: dict[str, Callable[[Sequence[str]], list[Arrival]]] = {
     "alone": _alone,
     "together": _together,
     "reversed": _reversed,
     "interleaved": _interleaved,
     "while-decoding": _while_decoding,
+    "urgent-last": _urgent_last,
 }

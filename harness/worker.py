@@ -26,7 +26,7 @@ from harness.canonical import digest
 from harness.capture import NOTHING_SERVED, Capture
 from harness.corpus_json import MAX_TOKEN_ID, read_request
 from harness.digest import judged_digest
-from harness.engine import Adapter, Engine, Field, Scalar, Work
+from harness.engine import Adapter, Engine, Field, KeepsCache, Scalar, Work
 from harness.errors import EngineError, SamebitsError, Unsupported
 from harness.host import host_fields
 from harness.privacy import public_field
@@ -67,6 +67,8 @@ def main() -> int:
                 _answer(answers, _started(lifetime))
             elif command["do"] == "capture" and lifetime is not None:
                 _answer(answers, _capture(lifetime, command, answers))
+            elif command["do"] == "save" and lifetime is not None:
+                _answer(answers, _save_cache(lifetime, command))
         except Unsupported as error:
             _answer(answers, {"event": "failed", "kind": "unsupported", "message": str(error)})
         except Exception as error:  # noqa: BLE001 - the engine boundary: whatever it raises becomes an ERROR verdict
@@ -137,7 +139,10 @@ def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field,
 def _capture(lifetime: Lifetime, command: Mapping[str, object], answers: TextIO) -> dict[str, object]:
     case = cast("str", command["case"])
     work = _work(command)
-    _serve_prelude(lifetime, command)
+    if command["cache"] is None:
+        _serve_prelude(lifetime, command)
+    else:
+        _restore_cache(lifetime, command)
     subject = _subject(lifetime, cast("Mapping[str, str]", command["work"]))
     begun = time.perf_counter()
     traces = lifetime.engine.generate(work, _Progress(answers, case))
@@ -162,6 +167,25 @@ def _serve_prelude(lifetime: Lifetime, command: Mapping[str, object]) -> None:
     work = Work(requests=requests, schedule=schedule, replay="natural", golden={}, logits_digests=False)
     lifetime.engine.generate(work, lambda _requests, _tokens: None)
     lifetime.served.append(digest(requests))
+
+
+def _save_cache(lifetime: Lifetime, command: Mapping[str, object]) -> dict[str, object]:
+    """Serves the prelude and leaves the prefix cache behind for another process."""
+    _serve_prelude(lifetime, command)
+    _cache_of(lifetime).save_cache(Path(cast("str", command["cache"])))
+    return {"event": "saved"}
+
+
+def _restore_cache(lifetime: Lifetime, command: Mapping[str, object]) -> None:
+    """Reads what another process left behind; it counts as served, though not by this one."""
+    _cache_of(lifetime).restore_cache(Path(cast("str", command["cache"])))
+    lifetime.served.append(digest(["restored", digest(_requests(command["prelude"]))]))
+
+
+def _cache_of(lifetime: Lifetime) -> KeepsCache:
+    if not isinstance(lifetime.engine, KeepsCache):
+        raise Unsupported(f"engine {lifetime.adapter.name!r} cannot save or restore a prefix cache")
+    return lifetime.engine
 
 
 class _Progress:

@@ -16,7 +16,7 @@ import numpy as np
 from engines.bundled.ahead import Ahead
 from engines.bundled.batch import Arithmetic, StepBatch
 from engines.bundled.config import EngineConfig, Float32, Int32, ModelConfig
-from engines.bundled.errors import ComputeError
+from engines.bundled.errors import ComputeError, NotSupported
 from engines.bundled.faults import SHORT_HASH, spoil_batch
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.pages import Pages
@@ -68,7 +68,7 @@ class Engine:
         self.cache = PrefixCache(origin, chained=config.fault != SHORT_HASH) if config.prefix_cache else None
         self.scheduler = Scheduler(config, Pages(config.num_pages, config.page_size, page_order), self.cache)
         self.ahead = Ahead(self.scheduler) if config.async_scheduling else None
-        self._arithmetic = arithmetic
+        self.arithmetic = arithmetic
         self._kernels = kernels
         self._decode = decode
 
@@ -121,6 +121,12 @@ class Engine:
             self.ahead.drop_plan()
         self.scheduler.requeue()
 
+    def require_cache(self) -> PrefixCache:
+        """The prefix cache. Raises NotSupported if the engine runs without one."""
+        if self.cache is None:
+            raise NotSupported("the engine runs without a prefix cache; set prefix_cache")
+        return self.cache
+
     def idle_until(self, step: int) -> None:
         """Moves the step counter on without running anything: nothing was there to run."""
         self.step_index = max(self.step_index, step)
@@ -145,8 +151,8 @@ class Engine:
     def _forward(self, batch: StepBatch, slices: list[Slice]) -> Float32:
         try:
             if self.ahead:
-                return self.ahead.run(lambda: self._arithmetic.forward(batch), slices)
-            return self._arithmetic.forward(batch)
+                return self.ahead.run(lambda: self.arithmetic.forward(batch), slices)
+            return self.arithmetic.forward(batch)
         except MemoryError as error:
             msg = (
                 f"step {self.step_index} of {len(batch.token)} tokens in {len(slices)} sequences: memory ran out "
@@ -168,7 +174,7 @@ class Engine:
             self.scheduler.publish(piece.sequence)
         if not complete:
             return []
-        logprobs = self._arithmetic.log_softmax(logits)
+        logprobs = self.arithmetic.log_softmax(logits)
         for sequence, row, row_logprobs in zip(complete, logits, logprobs, strict=True):
             sequence.append(self._report(sequence, row, row_logprobs))
         finished = [sequence for sequence in complete if sequence.finish_reason is not None]

@@ -3,6 +3,7 @@
 BundledError
 ├── ModelError        a model that is missing, unreadable or not of a supported kind
 ├── RequestError      a request that cannot be run as written; the message names it
+├── CacheStoreError   a saved prefix cache that is damaged, or of another origin
 ├── NotSupported      something this engine does not do, with the reason
 └── ComputeError      a step that went wrong: logits that are no numbers, pages that were lost
 
@@ -20,6 +21,10 @@ class ModelError(BundledError):
 
 class RequestError(BundledError):
     """A request that cannot be run as written."""
+
+
+class CacheStoreError(BundledError):
+    """A saved prefix cache that cannot be written, is damaged, or comes from another origin."""
 
 
 class NotSupported(BundledError):  # noqa: N818 - an answer, not a fault

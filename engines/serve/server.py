@@ -42,7 +42,7 @@ class SignalledServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: uvicorn would raise them again at the end, and the exit code would be theirs."""
+        """None: they are ours; uvicorn would take them too, and raise each a second time at the end."""
         yield
 
 

@@ -385,7 +385,7 @@ def test_a_work_that_cannot_run_is_an_error_that_says_why(engine, broken, messag
 
 def test_a_row_that_is_no_number_is_an_error_naming_request_and_position():
     engine = ADAPTER.start("tiny", {})
-    forward = engine.engine._arithmetic.forward
+    forward = engine.engine.arithmetic.forward
 
     def spoiled(batch):
         logits = forward(batch)
@@ -393,7 +393,7 @@ def test_a_row_that_is_no_number_is_an_error_naming_request_and_position():
             logits[-1, 3] = np.nan
         return logits
 
-    engine.engine._arithmetic.forward = spoiled
+    engine.engine.arithmetic.forward = spoiled
     with pytest.raises(EngineError, match="request 'a', generated position 3: logit of token 3 is nan"):
         engine.generate(work([request("a")]), quiet)
 

@@ -7,6 +7,7 @@ read); what is allocated is given back by `close`.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -143,7 +144,7 @@ class CudaMachine:
     def _config(self, launch: Launch) -> tuple[LaunchConfig, object]:
         attributes = (LaunchAttribute * 2)()
         count = 0
-        if self.linked:
+        if self.linked and launch.overlap:
             attributes[0].id = cu.STREAM_SERIALIZATION
             attributes[0].value.words[0] = 1
             count = 1
@@ -183,11 +184,7 @@ class CudaMachine:
         """By the driver's occupancy calculator; 0 before compute capability 9.0 and where shared memory is short."""
         if not self.linked or launch.shared > self.shared_limit:
             return 0
-        config, keep = self._config(launch)
-        config.count -= 1  # the cluster's dimensions come last; overlap with other launches does not matter here
-        config.attributes = ctypes.cast(
-            ctypes.byref(keep, ctypes.sizeof(LaunchAttribute)), ctypes.POINTER(LaunchAttribute)
-        )
+        config, keep = self._config(replace(launch, overlap=False))
         count = ctypes.c_int()
         code = self.driver.try_call(
             "cuOccupancyMaxActiveClusters", ctypes.byref(count), self._functions[launch.kernel], ctypes.byref(config)

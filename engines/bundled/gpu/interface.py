@@ -64,6 +64,7 @@ class Launch:
     shared: int  # bytes
     arguments: Mapping[str, int | float]
     cluster: int = 1  # blocks of a cluster: along z when it equals grid z, else along x
+    overlap: bool = True  # may start while the launch before still runs; the kernel waits where it reads
 
 
 class Recording(Protocol):

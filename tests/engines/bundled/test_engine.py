@@ -201,7 +201,7 @@ def test_logits_that_are_no_numbers_name_request_position_and_token(value):
     engine = scripted_engine()
     healthy = request("fine", [1, 2])
     spoiled = run_one(request("bad", [3]))
-    arithmetic = engine._arithmetic
+    arithmetic = engine.arithmetic
     logits = arithmetic._logits(tuple(spoiled.tokens[:3])).copy()
     logits[17] = value
     arithmetic.spoil[tuple(spoiled.tokens[:3])] = logits
@@ -211,7 +211,7 @@ def test_logits_that_are_no_numbers_name_request_position_and_token(value):
 
 def test_the_wrong_number_of_rows_is_an_error():
     engine = scripted_engine()
-    engine._arithmetic.forward = lambda batch: np.zeros((2, SMALL.vocab_size), np.float32)
+    engine.arithmetic.forward = lambda batch: np.zeros((2, SMALL.vocab_size), np.float32)
     with pytest.raises(ComputeError, match=r"shape \(2, 61\), expected \(1, 61\)"):
         run_all(engine, [request("a", [1])])
 
@@ -328,7 +328,7 @@ def test_after_a_step_that_raised_the_others_go_on_as_if_nothing_had_been():
     expected = [evidence(run_one(one)) for one in requests]
     sequences = [engine.submit(one) for one in requests]
     engine.step()
-    arithmetic = engine._arithmetic
+    arithmetic = engine.arithmetic
     arithmetic.spoil[tuple(sequences[1].tokens)] = np.full(SMALL.vocab_size, np.nan, np.float32)
     with pytest.raises(ComputeError) as caught:
         engine.step()

@@ -46,7 +46,10 @@ def alone(port, client):
 
 
 def together(port):
-    """Everyone at once: even clients stream, odd ones wait, some hang up on the way."""
+    """Everyone at once: even clients stream, odd ones wait, some hang up on the way.
+
+    Eight long requests hold the seats until all are in line, and hang up then.
+    """
     found, errors = {}, []
 
     def run(client):
@@ -57,8 +60,14 @@ def together(port):
             raise
 
     threads = [threading.Thread(target=run, args=(client,)) for client in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
+    most = ask(port, "/v1/models").json["data"][0]["max_model_len"]
+    plug = {"model": "tiny", "prompt": "x", "temperature": 0, "n": 8, "ignore_eos": True, "max_tokens": most - 1}
+    with streaming(port, "/v1/completions", plug) as stream:
+        next(stream)
+        before = metrics(port)["samebits_requests_admitted_total"]
+        for thread in threads:
+            thread.start()
+        wait_for("all in line", lambda: metrics(port)["samebits_requests_admitted_total"] == before + CLIENTS)
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
