@@ -188,7 +188,7 @@ class _Planner:
         axes = self.subject.adapter.axes()
         fields: tuple[str, ...] = ()
         for key, _ in cell.control.variant:
-            fields += ("work.sampling",) if key == SEED_OFFSET else (f"config.{key}",)
+            fields += ("work.sampling",) if key == SEED_OFFSET else (f"config.{key}", f"resolved.{key}")
             fields += axes[key].fields if key in axes else ()
         return fields + (("config.fault", "resolved.fault") if cell.control.fault else ())
 
@@ -321,4 +321,4 @@ def companion_id(corpus: str, request: str) -> str:
 def slug(value: Scalar) -> str:
     """A value as part of a label that needs no shell quoting."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return "".join(char if char.isalnum() or char in "._-" else "." for char in text)
+    return "".join(char if char.isalnum() or char in "._-+" else "." for char in text)

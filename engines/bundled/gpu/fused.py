@@ -13,6 +13,7 @@ from engines.bundled.gpu.steps import Step
 from engines.bundled.gpu.weights import GpuLayer, GpuWeights
 
 THREADS, CHUNK_KEYS, NEAR_KEYS, SLOTS, MOST_ROWS = 256, 256, 128, 12, 16
+FASTER_ROWS = 4  # beyond, the separate operators are faster
 SHARED_LIMIT = 227 * 1024
 
 
@@ -74,7 +75,7 @@ def shape_fits(shape: Shape, cluster: int) -> bool:
 def step_fits(step: Step, positions: list[int], shape: Shape) -> bool:
     """True if a step can run fused: few rows, each the newest of its own sequence, not too many chunks of keys."""
     units = sum(position // CHUNK_KEYS + 1 for position in positions)
-    return step.single and step.tokens <= MOST_ROWS and units <= shape.cluster * SLOTS
+    return step.single and step.tokens <= FASTER_ROWS and units <= shape.cluster * SLOTS
 
 
 def sizes(shape: Shape, layers: int) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Launches of single operators: which kernel, which grid, how much shared memory. It holds no buffers.
 
-Rules: tiles, splits and rows per block are chosen here for speed alone; the kernels give the same bits for every choice.
+Rules: launches that fill the card do not overlap with what follows (waiting blocks took their place: 8.5 against 6.2 ms
+for a prefill of 512 on an H200); tiles, splits and rows per block are chosen here for speed alone; the kernels give the same bits for every choice.
 What no choice can compute is refused with the reason.
 """
 
@@ -170,6 +171,7 @@ def _many_rows(op: Linear, chunks: int, partial: int, tile: str, share: int) -> 
         shared=4 * stages * (rows * (step + 4) + step * columns),
         arguments=_arguments(op, partial, share),
         cluster=parts,
+        overlap=False,
     )
 
 
@@ -217,8 +219,9 @@ def attend(
     """Attention of `tiles` tiles of up to `size` pairs (4 or QUERIES) over up to `chunks` chunks of keys."""
     grid = (chunks, shape.kv_heads, tiles)
     scores, weights = 4 * size * (shape.dim + 9), 4 * (256 * size + 128 * min(shape.dim, 64)) + 8 * 256 + 8 * size
+    block = 256 if size == 4 else 128
     return [
-        Launch(kernel=f"scores_{size}", grid=grid, block=256 if size == 4 else 128, shared=scores, arguments=arguments),
-        Launch(kernel=f"weigh_{size}", grid=grid, block=256 if size == 4 else 128, shared=weights, arguments=arguments),
+        Launch(kernel=f"scores_{size}", grid=grid, block=block, shared=scores, arguments=arguments, overlap=False),
+        Launch(kernel=f"weigh_{size}", grid=grid, block=block, shared=weights, arguments=arguments, overlap=False),
         Launch(kernel="combine_chunks", grid=(tokens, 1, 1), block=256, shared=0, arguments=arguments),
     ]
