@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from engines.bundled.config import Model
 
@@ -50,23 +50,23 @@ class Eager:
         x = w["model.embed_tokens.weight"][token]
         for i in range(c.num_hidden_layers):
             p = f"model.layers.{i}"
-            normed = F.rms_norm(x, (c.hidden_size,), w[f"{p}.input_layernorm.weight"], c.rms_norm_eps)
-            qkv = F.linear(normed, w[f"{p}.qkv"]).view(batch, n, heads + 2 * kv, dim).transpose(1, 2)
+            normed = functional.rms_norm(x, (c.hidden_size,), w[f"{p}.input_layernorm.weight"], c.rms_norm_eps)
+            qkv = functional.linear(normed, w[f"{p}.qkv"]).view(batch, n, heads + 2 * kv, dim).transpose(1, 2)
             q, k, v = qkv.split([heads, kv, kv], 1)
             self.keys[i, :, :, start : start + n] = self.rotate(k, start)
             self.values[i, :, :, start : start + n] = v
             k, v = self.keys[i, :, :, : start + n], self.values[i, :, :, : start + n]
             if repeat:
                 k, v = k.repeat_interleave(heads // kv, 1), v.repeat_interleave(heads // kv, 1)
-            a = F.scaled_dot_product_attention(
+            a = functional.scaled_dot_product_attention(
                 self.rotate(q, start), k, v, is_causal=n > 1, enable_gqa=not repeat
             )
-            x = x + F.linear(a.transpose(1, 2).reshape(batch, n, -1), w[f"{p}.self_attn.o_proj.weight"])
-            normed = F.rms_norm(x, (c.hidden_size,), w[f"{p}.post_attention_layernorm.weight"], c.rms_norm_eps)
-            gate, up = F.linear(normed, w[f"{p}.gu"]).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, w[f"{p}.mlp.down_proj.weight"])
-        normed = F.rms_norm(x[:, -1], (c.hidden_size,), w["model.norm.weight"], c.rms_norm_eps)
-        return F.linear(normed, w["model.embed_tokens.weight"])
+            x = x + functional.linear(a.transpose(1, 2).reshape(batch, n, -1), w[f"{p}.self_attn.o_proj.weight"])
+            normed = functional.rms_norm(x, (c.hidden_size,), w[f"{p}.post_attention_layernorm.weight"], c.rms_norm_eps)
+            gate, up = functional.linear(normed, w[f"{p}.gu"]).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, w[f"{p}.mlp.down_proj.weight"])
+        normed = functional.rms_norm(x[:, -1], (c.hidden_size,), w["model.norm.weight"], c.rms_norm_eps)
+        return functional.linear(normed, w["model.embed_tokens.weight"])
 
 
 def time_graph(run: Callable[[], object], repetitions: int) -> float:
@@ -86,9 +86,7 @@ def time_calls(run: Callable[[], object], repetitions: int) -> float:
     """Median microseconds of `run`, by events on the device."""
     for _ in range(3):
         run()
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)
-    ]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)]
     for before, after in events:
         before.record()
         run()

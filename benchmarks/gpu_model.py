@@ -90,17 +90,17 @@ def run_cases(arithmetic: Arithmetic, config: ModelConfig, num_pages: int) -> It
 
 
 def cases(config: ModelConfig, num_pages: int):  # noqa: ANN201 - pairs of a name and a generator function
-    """Every case: prefill whole and chunked, token by token, decode alone and in a batch, contexts past one key chunk."""
+    """Every case: prefill whole, chunked, token by token; decode alone and in a batch; contexts past one key chunk."""
 
-    def prefill(state: list[Float32]) -> Iterator[StepBatch]:
+    def prefill(_: list[Float32]) -> Iterator[StepBatch]:
         yield Sequences(1, 64, num_pages).step([0], [prompt(config, 0, 64)], everything=True)
 
-    def chunked(state: list[Float32]) -> Iterator[StepBatch]:
+    def chunked(_: list[Float32]) -> Iterator[StepBatch]:
         s, ids = Sequences(1, 64, num_pages), prompt(config, 0, 64)
         for a, b in ((0, 1), (1, 6), (6, 22), (22, 64)):
             yield s.step([0], [ids[a:b]], everything=True)
 
-    def token_by_token(state: list[Float32]) -> Iterator[StepBatch]:
+    def token_by_token(_: list[Float32]) -> Iterator[StepBatch]:
         s, ids = Sequences(1, 64, num_pages), prompt(config, 0, 64)
         for token in ids:
             yield s.step([0], [[token]], everything=True)
@@ -117,7 +117,7 @@ def cases(config: ModelConfig, num_pages: int):  # noqa: ANN201 - pairs of a nam
         for _ in range(16):
             yield s.step(all_, [[int(row.argmax())] for row in state[0]], everything=False)
 
-    def long_context(state: list[Float32]) -> Iterator[StepBatch]:
+    def long_context(_: list[Float32]) -> Iterator[StepBatch]:
         s = Sequences(3, 600, num_pages)
         yield s.step([0], [prompt(config, 30, 512)], everything=False)
         yield s.step([0, 1], [[7], prompt(config, 31, 250)], everything=False)
@@ -126,5 +126,11 @@ def cases(config: ModelConfig, num_pages: int):  # noqa: ANN201 - pairs of a nam
             yield s.step([0, 1], [[i], [i + 1]], everything=False)
             yield s.step([2, 0, 1], [prompt(config, 32 + i, 20), [i], [i]], everything=False)
 
-    return (("prefill 64", prefill), ("chunked prefill", chunked), ("token by token", token_by_token),
-            ("decode alone", decode_alone), ("decode batch of 16", decode_batch), ("long contexts", long_context))  # fmt: skip
+    return (
+        ("prefill 64", prefill),
+        ("chunked prefill", chunked),
+        ("token by token", token_by_token),
+        ("decode alone", decode_alone),
+        ("decode batch of 16", decode_batch),
+        ("long contexts", long_context),
+    )

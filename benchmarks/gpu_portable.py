@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from gpu_model import PAGE, Sequences, engine_config, hashed_model, prompt, run_cases
+from gpu_model import Sequences, engine_config, hashed_model, prompt, run_cases
 
 from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.arithmetic.order import KEY_CHUNK, portable_order
@@ -96,7 +96,7 @@ def check_model(
 ) -> int:
     """Whole-model logits in every case; returns the number of cases whose digest differs."""
     wrong, compared, before = 0, 0, (gpu.steps, gpu.fused_steps, gpu.graph_steps)
-    for case, digest, count in run_cases(gpu, gpu._model, NUM_PAGES):
+    for case, digest, count in run_cases(gpu, gpu.model, NUM_PAGES):
         key = f"{name}: {case}"
         good = (digest == brought.get(key), digest == here.get(key, digest))
         compared += count
@@ -116,12 +116,12 @@ def step_time(gpu: GpuArithmetic, batch: int, tokens: int, start: int, is_fused:
     sequences = Sequences(batch, start + tokens, NUM_PAGES)
     sequences.length[:] = start
     which = list(range(batch))
-    step_batch = sequences.step(which, [prompt(gpu._model, i, tokens) for i in which], everything=False)
-    order = portable_order(gpu._model)
+    step_batch = sequences.step(which, [prompt(gpu.model, i, tokens) for i in which], everything=False)
+    order = portable_order(gpu.model)
     step = lay_out(step_batch, gpu.shape, gpu.pitch, order.key_chunk)
     machine = gpu.machine
     assert isinstance(machine, CudaMachine)
-    machine.upload(gpu._room(step, order).inputs, step.words)
+    machine.upload(gpu.room(step, order).inputs, step.words)
     recording = machine.record(gpu.launches(step, order, is_fused))
     machine.measure(recording, 3)
     result = statistics.median(machine.measure(recording, repetitions))
@@ -134,7 +134,11 @@ def time_steps(gpu: GpuArithmetic, others: dict[int, GpuArithmetic], model: Mode
     from gpu_eager import step_times
 
     rows: list[dict[str, object]] = []
-    grid = [(b, 1, c) for b in (1, 16) for c in (64, 512, 2048)] + [(1, n, 0) for n in (64, 512)]
+    grid = (
+        [(b, 1, c) for b in (1, 16) for c in (64, 512, 2048)]
+        + [(b, 1, 64) for b in (2, 4, 8)]
+        + [(1, n, 0) for n in (64, 512)]
+    )
     for batch, tokens, start in grid:
         row: dict[str, object] = {"batch": batch, "tokens": tokens, "context": start}
         repetitions = 40 if tokens == 1 else 15
@@ -167,14 +171,16 @@ def sweep_linear(gpu: GpuArithmetic, results: Results) -> None:
                     few = kernel.startswith("few")
                     if few and (m > 16 or 8 * share * chunks > operators.FEW_THREADS):
                         continue
-                    if not few and (m < 8 or not operators.takes(kernel, width, k) or (share >= 2 * chunks and share > 1)):
+                    if not few and (
+                        m < 8 or not operators.takes(kernel, width, k) or (share >= 2 * chunks and share > 1)
+                    ):
                         continue
-                    launch = operators.linear(op, gpu._partial, True, Tuning(kernel=kernel, share=share))
+                    launch = operators.linear(op, gpu.partial, True, Tuning(kernel=kernel, share=share))
                     recording = machine.record([launch] * 10)
                     machine.measure(recording, 1)
                     times[f"{kernel}/{share}"] = statistics.median(machine.measure(recording, 5)) / 10
                     recording.close()
-            recording = machine.record([operators.linear(op, gpu._partial, True)] * 10)
+            recording = machine.record([operators.linear(op, gpu.partial, True)] * 10)
             machine.measure(recording, 1)
             chosen = statistics.median(machine.measure(recording, 5)) / 10
             recording.close()
@@ -198,12 +204,12 @@ def profile_kernels(gpu: GpuArithmetic, results: Results) -> None:
     for batch, tokens, start in ((1, 512, 0), (16, 1, 2048)):
         sequences = Sequences(batch, start + tokens, NUM_PAGES)
         sequences.length[:] = start
-        which, order = list(range(batch)), portable_order(gpu._model)
-        made = sequences.step(which, [prompt(gpu._model, i, tokens) for i in which], everything=False)
+        which, order = list(range(batch)), portable_order(gpu.model)
+        made = sequences.step(which, [prompt(gpu.model, i, tokens) for i in which], everything=False)
         step = lay_out(made, gpu.shape, gpu.pitch, order.key_chunk)
-        machine.upload(gpu._room(step, order).inputs, step.words)
+        machine.upload(gpu.room(step, order).inputs, step.words)
         launches = gpu.launches(step, order, is_fused=False)[1:]
-        per_layer = (len(launches) - 2) // gpu._model.num_hidden_layers
+        per_layer = (len(launches) - 2) // gpu.model.num_hidden_layers
         times = {}
         for i, launch in enumerate(launches[:per_layer]):
             recording = machine.record([launch] * 10)
@@ -220,14 +226,17 @@ def host_facts() -> dict[str, str]:
         card = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         card = "unknown"
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")), "")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     return {"card": card, "cpu": cpu, "python": platform.python_version(), "numpy": np.__version__}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write-digests", action="store_true", help="compute gpu_digests.json on this CPU and stop")
-    parser.add_argument("--skip", nargs="*", default=[], help="sections to leave out: operators models steps linear kernels")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], help="sections to leave out: operators models steps linear kernels"
+    )
     parser.add_argument("--out", type=Path, help="where to write everything as JSON")
     options = parser.parse_args()
     wanted = models()

@@ -47,6 +47,11 @@ _AXES: dict[str, tuple[str, ...]] = {
     "num_pages": ("config.num_pages", "resolved.num_pages"),
     "policy": ("config.policy", "resolved.policy"),
     "async_scheduling": ("config.async_scheduling", "resolved.async_scheduling"),
+    "draft": ("config.draft", "resolved.draft"),
+    "draft_policy": ("config.draft_policy", "resolved.draft_policy"),
+    "scoring": ("config.scoring", "resolved.scoring"),
+    "samples": ("config.samples", "resolved.samples"),
+    "observer": ("config.observer", "resolved.observer"),
     "restart": ("config.tuning", "resolved.tuning"),
     "threads": ("config.threads", "resolved.threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS"),
     "isa": ("config.isa", *_KERNEL_FIELDS),
@@ -64,7 +69,10 @@ _AXES: dict[str, tuple[str, ...]] = {
 }
 
 POLICIES = ("fcfs", "priority", "shortest")
-FAULTS = ("none", "stale-page", "lost-flush", "short-hash", "misplaced-page")
+FAULTS = (
+    "none", "stale-page", "lost-flush", "short-hash", "misplaced-page", "clone-samples", "observer-draws",
+    "shared-sampling",
+)  # fmt: skip
 
 
 class BundledAdapter:
@@ -79,8 +87,23 @@ class BundledAdapter:
                     meaning="how sums are formed: by the written definition, in free order, or by torch"),
             Setting(name="async_scheduling", default=False, choices=(False, True),
                     meaning="schedule the next step while one runs"),
+            Setting(name="device", default="cpu", choices=("cpu", "cuda"),
+                    meaning="where the forward pass runs; cuda: an NVIDIA GPU, portable with the same bits"),
             Setting(name="compiler", default="auto", choices=("auto", "g++", "clang++", "none"),
                     meaning="what builds the kernels; none: the checked fallback without own kernels"),
+            Setting(name="draft", default="off", choices=("off", "lookup", "model"),
+                    meaning="who proposes tokens ahead: nobody, the text so far, or the model's first layers"),
+            Setting(name="draft_length", default=4, minimum=1, meaning="proposals verified in one step, at most"),
+            Setting(name="draft_policy", default="fixed", choices=("fixed", "variable"),
+                    meaning="propose always as many, or more after acceptance and fewer after rejection"),
+            Setting(name="observer", default="logprobs", choices=("logprobs", "none"),
+                    meaning="what is reported beside the tokens; none: no log-softmax is computed"),
+            Setting(name="samples", default="together", choices=("together", "separate"),
+                    meaning="the n samples of a request run together, or one after another as requests of their own"),
+            Setting(name="scoring", default="decode", choices=("decode", "prefill"),
+                    meaning="a forced path is decoded token by token, or read as a prompt"),
+            Setting(name="seeding", default="request", choices=("request", "process"),
+                    meaning="draws use the request's seed, or one this process took from the operating system"),
             Setting(name="fault", default="none", choices=FAULTS,
                     meaning="what the engine does wrong on purpose, so that a cell can be seen to notice"),
             Setting(name="isa", default="auto", choices=("auto", "x86-64-v3", "x86-64-v4", "generic"),

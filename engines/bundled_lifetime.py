@@ -6,6 +6,7 @@ leaves nothing behind for the next; what the engine cannot do is refused before 
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -17,8 +18,10 @@ from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.batch import Arithmetic
 from engines.bundled.cache_store import restore_cache, save_cache
 from engines.bundled.config import EngineConfig, ModelConfig
+from engines.bundled.draft import open_drafter
 from engines.bundled.engine import Engine
 from engines.bundled.errors import NotSupported
+from engines.bundled.gpu import fit_pages, open_gpu_arithmetic
 from engines.bundled.kernels import library
 from engines.bundled.kernels.interface import KernelError, Kernels
 from engines.bundled.models.catalogue import open_source
@@ -46,6 +49,7 @@ class BundledLifetime:
     tokenizer: Tokenizer
     arithmetic: Arithmetic
     kernels: Kernels
+    samples: str  # "together" | "separate"
 
     def resolved(self) -> Mapping[str, Scalar]:
         """The engine's options as they were settled, and what the arithmetic says of itself."""
@@ -63,6 +67,13 @@ class BundledLifetime:
             "policy": config.policy,
             "async_scheduling": self.engine.ahead is not None,
             "fault": config.fault,
+            "draft": config.draft,
+            "draft_length": config.draft_length,
+            "draft_policy": config.draft_policy,
+            "scoring": config.scoring,
+            "observer": config.observer,
+            "samples": self.samples,
+            "seeding": config.seeding,
         }
 
     def observed(self) -> Mapping[str, Scalar]:
@@ -76,6 +87,7 @@ class BundledLifetime:
             "num_pages": self.engine.scheduler.pages.count,
             "steps_scheduled_ahead": self.engine.ahead.served_steps if self.engine.ahead else 0,
             "cached_pages": len(self.engine.cache) if self.engine.cache else 0,
+            "logprobs_computed": self.engine.observed_rows > 0,
             "torch_imported": "torch" in sys.modules,
         }
 
@@ -101,7 +113,7 @@ class BundledLifetime:
     def generate(self, work: Work, progress: Progress) -> Traces:
         """Runs one work. Raises EngineError, Unsupported."""
         with harness_errors():
-            return run_work(self.engine, work, progress)
+            return run_work(self.engine, work, progress, samples=self.samples)
 
     def save_cache(self, folder: Path) -> None:
         """Writes the prefix cache. Raises EngineError, Unsupported."""
@@ -123,15 +135,29 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
     model, tokenizer = source.model(), source.tokenizer()
     config = resolve_config(model.config, settings)
     kernels = load_kernels(config)
-    arithmetic = open_arithmetic(model, config)
+    device = cast("str", settings["device"])
+    if device != "cpu" and not settings["num_pages"]:
+        config = fit_pages(model, config, device)
+    if device == "cpu":
+        check_pool(model.config, config, _physical_bytes())
+    arithmetic = open_arithmetic(model, config) if device == "cpu" else open_gpu_arithmetic(model, config, device)
     return BundledLifetime(
-        engine=Engine(model.config, config, arithmetic, kernels, tokenizer.decode, model_digest=model.digest),
+        engine=Engine(
+            model.config,
+            config,
+            arithmetic,
+            kernels,
+            tokenizer.decode,
+            model_digest=model.digest,
+            drafter=open_drafter(model, config, kernels),
+        ),
         model_name=model.name,
         model_digest=model.digest,
         origin=source.origin(),
         tokenizer=tokenizer,
         arithmetic=arithmetic,
         kernels=kernels,
+        samples=cast("str", settings["samples"]),
     )
 
 
@@ -167,14 +193,40 @@ def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> Engine
         policy=cast("str", settings["policy"]),
         async_scheduling=cast("bool", settings["async_scheduling"]),
         fault=cast("str", settings["fault"]),
+        draft=cast("str", settings["draft"]),
+        draft_length=cast("int", settings["draft_length"]),
+        draft_policy=cast("str", settings["draft_policy"]),
+        scoring=cast("str", settings["scoring"]),
+        observer=cast("str", settings["observer"]),
+        seeding=cast("str", settings["seeding"]),
     )
 
 
 def default_pages(model: ModelConfig, seats: int, page_size: int) -> int:
     """Pages for `seats` full contexts, within POOL_BYTES, and never fewer than one full context needs."""
     context = -(-model.max_position_embeddings // page_size)
-    token_bytes = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * _FLOAT_BYTES
-    return max(context, min(seats * context, POOL_BYTES // (token_bytes * page_size)))
+    return max(context, min(seats * context, POOL_BYTES // (token_bytes(model) * page_size)))
+
+
+def check_pool(model: ModelConfig, config: EngineConfig, memory: int) -> None:
+    """Raises NotSupported for a pool that cannot fit in `memory` bytes; taking it anyway ends the process later."""
+    needed = token_bytes(model) * config.page_size * config.num_pages
+    if needed > memory:
+        pool = f"num_pages={config.num_pages} of {config.page_size} tokens"
+        msg = (
+            f"{pool}: needs {needed / 2**30:.1f} GiB for keys and values, this machine has {memory / 2**30:.1f} GiB; "
+            "lower num_pages"
+        )
+        raise NotSupported(msg)
+
+
+def token_bytes(model: ModelConfig) -> int:
+    """Bytes of keys and values of one token, all layers."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * _FLOAT_BYTES
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _field(name: str, value: Scalar, source: str, field_class: FieldClass = "identity") -> Field:

@@ -27,7 +27,10 @@ def write_traces(engine: Engine, rows: Rows[Row]) -> Traces:
     sequences = [row.sequence for row in rows]
     return Traces(
         requests=_request_table(rows),
-        positions=_position_table([position for sequence in sequences for position in sequence.positions]),
+        positions=_position_table(
+            [position for sequence in sequences for position in sequence.positions],
+            silent=engine.config.observer == "none",
+        ),
         steps=_step_table(engine, sequences),
         counters=_counters(engine, sequences),
     )
@@ -44,20 +47,23 @@ def _request_table(rows: Rows[Row]) -> RequestTable:
         finish_reason=tuple(sequence.finish_reason or "abort" for sequence in sequences),
         cached_tokens=_int32([sequence.cached_tokens for sequence in sequences]),
         preemptions=_int32([sequence.preemptions for sequence in sequences]),
+        drafted=_int32([sequence.drafted for sequence in sequences]),
+        accepted=_int32([sequence.accepted for sequence in sequences]),
+        rollbacks=_int32([sequence.rollbacks for sequence in sequences]),
         arrival_s=np.array([row.arrival_s for row in rows], np.float64),
         first_token_s=np.array([row.first_token_s for row in rows], np.float64),
         finish_s=np.array([row.finish_s for row in rows], np.float64),
     )
 
 
-def _position_table(positions: list[Position]) -> PositionTable:
+def _position_table(positions: list[Position], *, silent: bool) -> PositionTable:
     ids, logprobs = _top_k(positions)
     return PositionTable(
         token=_int32([position.token for position in positions]),
         pick=_int32([position.pick for position in positions]),
-        logprob=np.array([position.logprob for position in positions], np.float32),
-        topk_ids=ids,
-        topk_logprobs=logprobs,
+        logprob=None if silent else np.array([position.logprob for position in positions], np.float32),
+        topk_ids=None if silent else ids,
+        topk_logprobs=None if silent else logprobs,
         logits_digest=_digests(positions),
     )
 

@@ -29,6 +29,7 @@ class _Submitted:
     companion: bool
     arrival_s: float
     cancel_after: int | None  # tokens after which it is taken out
+    later: list[Request] = field(default_factory=list)  # samples that wait for the one before them
     cancelled: bool = False
     first_token_s: dict[int, float] = field(default_factory=dict)  # sample to time
     finish_s: dict[int, float] = field(default_factory=dict)
@@ -38,7 +39,9 @@ class _Submitted:
         """How far the slowest sample is."""
         return Standing(
             generated=min(sequence.generated for sequence in self.sequences),
-            finished=self.cancelled or all(sequence.finish_reason is not None for sequence in self.sequences),
+            finished=self.cancelled
+            or not self.later
+            and all(sequence.finish_reason is not None for sequence in self.sequences),
         )
 
     @property
@@ -48,8 +51,8 @@ class _Submitted:
         return self.cancel_after is not None and not standing.finished and standing.generated >= self.cancel_after
 
 
-def run_work(engine: Engine, work: Work, progress: Progress) -> Traces:
-    """Runs the work to its end.
+def run_work(engine: Engine, work: Work, progress: Progress, *, samples: str = "together") -> Traces:
+    """Runs the work to its end. `samples` "separate": each sample of a request waits for the one before it.
 
     Raises:
         NotSupported: a grammar, an image, or golden replay of several samples.
@@ -67,7 +70,7 @@ def run_work(engine: Engine, work: Work, progress: Progress) -> Traces:
             engine.check(request)
     arrivals = Arrivals(work.schedule, requests)
     try:
-        submitted = _run(engine, arrivals, prepared, progress)
+        submitted = _run(engine, arrivals, prepared, progress, samples)
         engine.check_pages()
         rows = [row for arrival in work.schedule.arrivals for row in _rows(submitted[arrival.request])]
         return write_traces(engine, rows)
@@ -76,18 +79,20 @@ def run_work(engine: Engine, work: Work, progress: Progress) -> Traces:
 
 
 def _run(
-    engine: Engine, arrivals: Arrivals, prepared: Mapping[str, list[Request]], progress: Progress
+    engine: Engine, arrivals: Arrivals, prepared: Mapping[str, list[Request]], progress: Progress, samples: str
 ) -> dict[str, _Submitted]:
     start = time.perf_counter()
     submitted: dict[str, _Submitted] = {}
     while arrivals.pending or engine.has_work:
         standings = {name: entry.standing for name, entry in submitted.items()}
         for arrival in arrivals.take_due(engine.step_index, standings):
-            sequences = [engine.submit(request) for request in prepared[arrival.request]]
+            now = prepared[arrival.request] if samples == "together" else prepared[arrival.request][:1]
+            sequences = [engine.submit(request) for request in now]
             submitted[arrival.request] = _Submitted(
                 sequences=sequences, companion=arrival.companion, arrival_s=time.perf_counter() - start,
-                cancel_after=arrival.cancel_after_tokens,
+                cancel_after=arrival.cancel_after_tokens, later=prepared[arrival.request][len(now) :],
             )  # fmt: skip
+        _continue_samples(engine, submitted)
         if not engine.has_work:
             engine.idle_until(arrivals.next_step())
             continue
@@ -96,6 +101,13 @@ def _run(
         _note_times(submitted, time.perf_counter() - start)
         progress(*_totals(submitted))
     return submitted
+
+
+def _continue_samples(engine: Engine, submitted: Mapping[str, _Submitted]) -> None:
+    """Submits the next sample of each request whose samples so far are over."""
+    for entry in submitted.values():
+        if entry.later and all(sequence.finish_reason is not None for sequence in entry.sequences):
+            entry.sequences.append(engine.submit(entry.later.pop(0)))
 
 
 def _cancel(engine: Engine, submitted: Mapping[str, _Submitted]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 Layer = Literal["sampling", "forward", "parallelism", "environment"]
 AxisKind = Literal["schedule", "setting", "process", "history", "environment"]
 FloorPlace = Literal["same lifetime", "fresh lifetimes"]
-WitnessKind = Literal["beside", "composition", "chunks", "cached", "preempted", "all"]
+WitnessKind = Literal["beside", "composition", "chunks", "cached", "preempted", "samples", "drafts", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,16 @@ _LIST = (
          meaning="who runs first and who gives pages back: first come, priority or length"),
     Axis(name="async_scheduling", kind="setting", home="forward", witness="all", evidence="steps_scheduled_ahead",
          meaning="whether the next step is scheduled while one runs"),
+    Axis(name="samples", kind="setting", home="sampling", witness="samples",
+         meaning="the n samples of a request as requests of their own, one after another, or together"),
+    Axis(name="observer", kind="setting", home="sampling", witness="all", evidence="logprobs_computed",
+         meaning="whether anybody asks for logprobs"),
+    Axis(name="draft", kind="setting", home="forward", witness="drafts",
+         meaning="who proposes tokens ahead: nobody, the text so far, or a small model"),
+    Axis(name="draft_policy", kind="setting", home="forward", witness="drafts",
+         meaning="whether as many tokens are proposed each time"),
+    Axis(name="scoring", kind="setting", home="forward", witness="drafts",
+         meaning="generated tokens are computed one by one, or the same text is read as a prompt"),
     Axis(name="isa", kind="setting", home="environment", witness="all", evidence="isa",
          meaning="the instruction set the kernels are built for"),
     Axis(name="compiler", kind="setting", home="environment", witness="all", evidence="compiler",

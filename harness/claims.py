@@ -5,7 +5,9 @@ unknown counter is not judged; an engine that shows no steps cannot be contradic
 nothing contradicts, not that everything was true.
 
 What must hold: a request's rows begin where its cached prefix ends, leave no gap, and reach its last reported output;
-a token is computed twice only after a preemption; a request has one row per step; counters equal what the table
+a token is computed twice only after a preemption or after
+a step that threw proposed tokens away; only rejected proposals may lie beyond the last output; outputs are one per row
+plus the accepted proposals; a request has one row per step; counters equal what the table
 counts; reported logprobs are finite (a NaN or an infinity means that the logits were none).
 """
 
@@ -113,6 +115,11 @@ def _coverage(table: RequestTable, steps: StepTable, *, restored: bool) -> list[
     most = np.zeros(len(table.id), dtype=np.int64)
     np.maximum.at(most, request, end)
     last = table.prompt_tokens + table.length  # tokens of prompt and output together
+    drafted, accepted, rollbacks = _proposals(table)
+    rejected, allowed = drafted - accepted, table.preemptions + rollbacks
+    yielding = _per_request(end >= table.prompt_tokens[request], request, len(table.id))
+    claimed = (table.drafted is not None) & (table.preemptions == 0)
+    miscounted = claimed & ((yielding + accepted != table.length) | (rejected < 0))
     seen = np.isin(np.arange(len(table.id)), request)
     wrong_start = _per_request(first & (start != before), request, len(table.id)) > 0
     gaps = _per_request(~first & (start > before), request, len(table.id)) > 0
@@ -121,10 +128,18 @@ def _coverage(table: RequestTable, steps: StepTable, *, restored: bool) -> list[
         *_tell(_names(table, wrong_start), "does not begin where its cached prefix ends"),
         *_tell(_names(table, gaps), "has tokens that no step computed"),
         *_tell(_names(table, seen & (most < last - 1)), "reports outputs that no step computed"),
-        *_tell(_names(table, most > last), "has more tokens computed than prompt and output hold"),
-        *_tell(_names(table, rewinds > table.preemptions), "was computed again more often than preempted"),
+        *_tell(_names(table, most > last + rejected), "has more tokens computed than prompt and output hold"),
+        *_tell(_names(table, rewinds > allowed), "was computed again more often than preempted"),
+        *_tell(_names(table, miscounted), "claims accepted proposals that its rows do not show"),
         *_tell(_names(table, _silent(table, rewinds, restored)), "claims a preemption, but nothing was computed again"),
     ]
+
+
+def _proposals(table: RequestTable) -> tuple[Int64, Int64, Int64]:
+    """Proposed, accepted and thrown-away counts (R,); zeros where the engine does not say."""
+    columns = (table.drafted, table.accepted, table.rollbacks)
+    none = np.zeros(len(table.id), dtype=np.int64)
+    return tuple(none if column is None else column.astype(np.int64) for column in columns)  # type: ignore[return-value]
 
 
 def _restored(traces: Traces) -> bool:

@@ -36,6 +36,9 @@ class RequestTable:
     arrival_s: Float64  # (R,)
     first_token_s: Float64  # (R,)
     finish_s: Float64  # (R,)
+    drafted: Int32 | None = None  # (R,) proposed tokens that ran; None: the engine does not say
+    accepted: Int32 | None = None  # (R,) of these, tokens the engine took itself
+    rollbacks: Int32 | None = None  # (R,) steps after which proposed tokens were thrown away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,6 +13,9 @@ The kinds:
     chunks       a prompt token was computed in a chunk with other borders
     cached       prompt tokens came from a cache in the variant and not in the reference
     preempted    computed anew after a preemption in the variant, in a request the reference never preempted
+    samples      as beside, in a request whose samples do not all say the same (clones witness nothing)
+    drafts       an output token was computed in a row with other borders, in a request of which the variant accepted
+                 proposed tokens; where the reference proposed nothing, the variant must have needed fewer rows
     all          the axis acts on the whole process; the caller vouches for it with a reason
 
 "The others" of a step are the multiset of (context length, token count) of its rows, without the request's own.
@@ -143,18 +146,58 @@ def _find_preempted(arms: _Arms) -> Bool:
     return varied
 
 
+def _find_samples(arms: _Arms) -> Bool:
+    varied: Bool = _find_beside(arms) & _distinct(arms)[arms.entries.request]
+    return varied
+
+
+def _distinct(arms: _Arms) -> Bool:
+    """(J,) whether some other sample of the same request has other tokens, in the reference."""
+    judged, tokens = arms.alignment.reference, arms.reference.positions.token
+    parts = [tokens[s : s + n].tobytes() for s, n in zip(judged.starts, judged.lengths, strict=True)]
+    said: dict[str, set[bytes]] = {}
+    for key, part in zip(judged.keys, parts, strict=True):
+        said.setdefault(key.id, set()).add(part)
+    return np.array([len(said[key.id]) > 1 for key in judged.keys], dtype=np.bool_)
+
+
+def _find_drafts(arms: _Arms) -> Bool:
+    """Rows that verify proposals begin and end elsewhere than rows of one token."""
+    rows, same = arms.in_reference()
+    entries = arms.entries
+    accepted, proposed = arms.variant.requests.accepted, arms.reference.requests.drafted
+    if accepted is None or not len(rows.start):
+        return np.zeros(len(entries.row), dtype=np.bool_)
+    helped = accepted[arms.alignment.variant.rows] > 0
+    here = np.bincount(entries.rows.request, minlength=len(helped))
+    there = np.bincount(rows.request, minlength=len(helped))
+    before = np.zeros(len(helped), np.int32) if proposed is None else proposed[arms.alignment.reference.rows]
+    helped &= (before > 0) | (here < there)
+    prompt = arms.variant.requests.prompt_tokens[arms.alignment.variant.rows]
+    output = entries.token >= prompt[entries.request]
+    other = (entries.rows.start[entries.row] != rows.start[same]) | (
+        entries.rows.count[entries.row] != rows.count[same]
+    )
+    varied: Bool = output & helped[entries.request] & (same >= 0) & other
+    return varied
+
+
 _FINDERS: dict[WitnessKind, Callable[[_Arms], Bool]] = {
     "beside": _find_beside,
     "composition": _find_composition,
     "chunks": _find_chunks,
     "cached": _find_cached,
     "preempted": _find_preempted,
+    "samples": _find_samples,
+    "drafts": _find_drafts,
 }
 _SENTENCES: dict[WitnessKind, str] = {
     "beside": "computed beside other requests than the reference",
     "composition": "computed in steps of another composition than the reference",
     "chunks": "after a prompt that was cut into other chunks than the reference",
     "cached": "after a prompt that came from the cache, which the reference computed",
+    "samples": "computed beside the request's other samples, which differ from it",
+    "drafts": "computed in rows that verified proposed tokens, some of them accepted",
     "preempted": "computed anew after a preemption, which the reference did not have",
 }
 

@@ -36,6 +36,7 @@ class Ahead:
         self.overlapped_steps = 0  # steps during which the next one was scheduled, by the clock
         self.overlap_ns = 0
         self.served_steps = 0  # the same since the engine started
+        self.planned_steps = 0  # steps that ran as they were planned ahead, since the engine started
         self._scheduler = scheduler
         self._plan: list[Slice] = []
         self._pool = ThreadPoolExecutor(1, "scheduler")
@@ -43,7 +44,9 @@ class Ahead:
     def take(self) -> list[Slice]:
         """The planned step without sequences that ended or left since; empty if nothing was planned."""
         plan, self._plan = self._plan, []
-        return [piece for piece in plan if piece.sequence in self._scheduler.running]
+        kept = [piece for piece in plan if piece.sequence in self._scheduler.running]
+        self.planned_steps += bool(kept)
+        return kept
 
     def run(self, forward: Callable[[], Float32], slices: list[Slice]) -> Float32:
         """What `forward` returns; meanwhile the step after `slices` is planned."""
@@ -59,6 +62,10 @@ class Ahead:
         """Drops the plan and the counters of one work."""
         self._plan = []
         self.overlapped_steps = self.overlap_ns = 0
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._pool.shutdown()
 
     def drop_plan(self) -> None:
         """After a step that raised: everything is scheduled anew."""

@@ -66,4 +66,10 @@ class EngineConfig:
     prefix_cache: bool = False  # pages of earlier requests are reused where all tokens up to their end are the same
     policy: str = "fcfs"  # who runs first: `engines.bundled.policy`
     async_scheduling: bool = False  # the next step is scheduled while one runs
+    draft: str = "off"  # who proposes tokens ahead: `engines.bundled.draft`
+    draft_length: int = 4  # proposals verified in one step, at most
+    draft_policy: str = "fixed"  # "fixed": always as many; "variable": more after acceptance, fewer after rejection
+    scoring: str = "decode"  # a forced path is decoded token by token, or read as a prompt: "prefill"
+    observer: str = "logprobs"  # "none": no log-softmax is computed and none is reported
+    seeding: str = "request"  # "process": draws ignore the request's seed for one of this process
     fault: str = "none"  # what the engine does wrong on purpose: `engines.bundled.faults`

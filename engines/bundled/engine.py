@@ -8,6 +8,7 @@ NaN or infinity stops the engine with the request and position named.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass
 
@@ -16,13 +17,14 @@ import numpy as np
 from engines.bundled.ahead import Ahead
 from engines.bundled.batch import Arithmetic, StepBatch
 from engines.bundled.config import EngineConfig, Float32, Int32, ModelConfig
+from engines.bundled.draft import Drafter, ForcedDrafter
 from engines.bundled.errors import ComputeError, NotSupported
-from engines.bundled.faults import SHORT_HASH, spoil_batch
+from engines.bundled.faults import SHARED_SAMPLING, SHORT_HASH, spoil_batch
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.pages import Pages
 from engines.bundled.prefix import Origin, PrefixCache
 from engines.bundled.request import Request, check_request
-from engines.bundled.sampler import pick
+from engines.bundled.sampler import Draws, pick
 from engines.bundled.scheduler import Scheduler, Slice
 from engines.bundled.sequence import Decode, Position, Sequence
 
@@ -51,6 +53,7 @@ class Engine:
         decode: Decode,
         page_order: Numbers[int] | None = None,
         model_digest: str = "",
+        drafter: Drafter | ForcedDrafter | None = None,
     ) -> None:
         """`page_order` is the order in which fresh pages are handed out; ascending by default.
 
@@ -68,6 +71,9 @@ class Engine:
         self.cache = PrefixCache(origin, chained=config.fault != SHORT_HASH) if config.prefix_cache else None
         self.scheduler = Scheduler(config, Pages(config.num_pages, config.page_size, page_order), self.cache)
         self.ahead = Ahead(self.scheduler) if config.async_scheduling else None
+        self.drafter = drafter
+        self.draws = Draws(config)
+        self.observed_rows = 0  # rows of logits whose log-softmax was computed, since the engine started
         self.arithmetic = arithmetic
         self._kernels = kernels
         self._decode = decode
@@ -104,6 +110,8 @@ class Engine:
 
         Raises ComputeError for logits that are no numbers, and when memory runs out.
         """
+        if self.drafter:
+            self.drafter.propose(self.scheduler.unfinished)
         planned = self.ahead.take() if self.ahead else []
         slices = planned or self.scheduler.schedule()
         batch = build_batch(slices)
@@ -167,20 +175,42 @@ class Engine:
     def _postprocess(self, slices: list[Slice], logits: Float32) -> list[Sequence]:
         """Takes the logits (W, vocab) of the slices that reached their sequence's newest token."""
         complete = [piece.sequence for piece in slices if piece.completes]
+        wanted = [piece.wanted for piece in slices if piece.completes]
+        owners = [sequence for sequence, rows in zip(complete, wanted, strict=True) for _ in range(rows)]
         for piece in slices:
             piece.sequence.land(piece.count)
-        self._check_numbers(logits, complete)
+        self._check_numbers(logits, owners)
         for piece in slices:
             self.scheduler.publish(piece.sequence)
         if not complete:
             return []
-        logprobs = self.arithmetic.log_softmax(logits)
-        for sequence, row, row_logprobs in zip(complete, logits, logprobs, strict=True):
-            sequence.append(self._report(sequence, row, row_logprobs))
+        logprobs = self._observe(logits)
+        ends = np.cumsum(wanted)
+        for sequence, begin, end in zip(complete, ends - wanted, ends, strict=True):
+            leader = complete[0] if self.config.fault == SHARED_SAMPLING else sequence
+            self._verify(sequence, logits[begin:end], logprobs[begin:end], leader)
         finished = [sequence for sequence in complete if sequence.finish_reason is not None]
         for sequence in finished:
             self.scheduler.finish(sequence)
         return finished
+
+    def _verify(self, sequence: Sequence, logits: Float32, logprobs: Float32, leader: Sequence) -> None:
+        """Takes rows (1 + proposals, vocab) as long as each proposal is what the engine takes itself."""
+        taken = 0
+        for row, row_logprobs in zip(logits, logprobs, strict=True):
+            sequence.append(self._report(sequence, row, row_logprobs, leader))
+            taken += 1
+            if not sequence.accept_draft():
+                break
+        sequence.drafted += len(logits) - 1
+        sequence.accepted += taken - 1
+
+    def _observe(self, logits: Float32) -> Float32:
+        """Log-probabilities (W, vocab); where nobody asks, NaN (W, 1) and nothing is computed."""
+        if self.config.observer == "none":
+            return np.full((len(logits), 1), np.nan, np.float32)
+        self.observed_rows += len(logits)
+        return self.arithmetic.log_softmax(logits)
 
     def _check_numbers(self, logits: Float32, sequences: list[Sequence]) -> None:
         """Raises ComputeError naming the first sequence and position whose logits (W, vocab) are not all finite."""
@@ -196,14 +226,15 @@ class Engine:
             )
             raise ComputeError(msg, sequences[bad].request.id)
 
-    def _report(self, sequence: Sequence, logits: Float32, logprobs: Float32) -> Position:
+    def _report(self, sequence: Sequence, logits: Float32, logprobs: Float32, leader: Sequence) -> Position:
         """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on logits."""
-        own = pick(logits, sequence, self._kernels)
+        own = pick(logits, leader, self._kernels, self.draws)
         token = own if sequence.forced_token is None else sequence.forced_token
-        k = sequence.request.sampling.logprobs
+        silent = self.config.observer == "none"
+        k = 0 if silent else sequence.request.sampling.logprobs
         top = self._kernels.top_k(logits[np.newaxis], k)[0]
         digest = hashlib.blake2b(logits.tobytes(), digest_size=16).digest() if sequence.request.logits_digest else None
-        return Position(token, own, float(logprobs[token]), top, logprobs[top], digest)
+        return Position(token, own, math.nan if silent else float(logprobs[token]), top, logprobs[top], digest)
 
 
 def build_batch(slices: list[Slice]) -> StepBatch:
@@ -211,11 +242,11 @@ def build_batch(slices: list[Slice]) -> StepBatch:
     counts = [piece.count for piece in slices]
     ends = np.cumsum(counts)
     return StepBatch(
-        token=_int32([token for s in slices for token in s.sequence.tokens[s.start : s.start + s.count]]),
+        token=_int32([token for s in slices for token in s.sequence.line[s.start : s.start + s.count]]),
         sequence=np.repeat(np.arange(len(slices), dtype=np.int32), counts),
         position=_int32([position for s in slices for position in range(s.start, s.start + s.count)]),
         page_table=_page_table([piece.sequence.pages for piece in slices]),
-        wanted=_int32([end - 1 for end, piece in zip(ends, slices, strict=True) if piece.completes]),
+        wanted=_int32([row for end, s in zip(ends, slices, strict=True) for row in range(end - s.wanted, end)]),
     )
 
 

@@ -7,10 +7,13 @@ top-k, top-p, min-p, the draw) is the kernels'. Reported logprobs never see any 
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 
-from engines.bundled.config import Float32
+from engines.bundled.config import EngineConfig, Float32
 from engines.bundled.errors import ComputeError
+from engines.bundled.faults import CLONE_SAMPLES, OBSERVER_DRAWS
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.philox import TARGET_STREAM, uniform
 from engines.bundled.request import Sampling
@@ -19,7 +22,29 @@ from engines.bundled.sequence import Sequence
 MASKED = np.float32(-np.inf)
 
 
-def pick(logits: Float32, sequence: Sequence, kernels: SamplerKernels) -> int:
+def _own_uniform(sequence: Sequence) -> float:
+    """The number in [0, 1) that the written definition gives the sequence's next token."""
+    seed = _seed_of(sequence.request.sampling)
+    return uniform(seed, len(sequence.tokens), sequence.request.sample, TARGET_STREAM)
+
+
+class Draws:
+    """Where a request's random numbers come from. Ordinarily from its seed; every other way is a fault or is named."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """`seeding` "process" takes one seed from the operating system for everybody."""
+        self._process_seed = secrets.randbits(64) if config.seeding == "process" else None
+        self._cloned = config.fault == CLONE_SAMPLES
+        self._shifted = config.fault == OBSERVER_DRAWS and config.observer != "none"
+
+    def uniform(self, sequence: Sequence) -> float:
+        """The number in [0, 1) for the sequence's next token."""
+        seed = _seed_of(sequence.request.sampling) if self._process_seed is None else self._process_seed
+        sample = 0 if self._cloned else sequence.request.sample
+        return uniform(seed, len(sequence.tokens) + self._shifted, sample, TARGET_STREAM)
+
+
+def pick(logits: Float32, sequence: Sequence, kernels: SamplerKernels, draws: Draws | None = None) -> int:
     """The token the sampler takes for the sequence's next position, from raw logits (vocab,), all finite.
 
     Raises ComputeError, naming request and position, if shaping left no finite candidate.
@@ -28,7 +53,7 @@ def pick(logits: Float32, sequence: Sequence, kernels: SamplerKernels) -> int:
     row = shape(logits, sequence)
     if sampling.temperature == 0:
         return int(kernels.argmax(row[np.newaxis])[0])
-    u = uniform(_seed_of(sampling), len(sequence.tokens), sequence.request.sample, TARGET_STREAM)
+    u = draws.uniform(sequence) if draws else _own_uniform(sequence)
     return kernels.draw(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, u)
 
 

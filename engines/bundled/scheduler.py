@@ -32,8 +32,13 @@ class Slice:
 
     @property
     def completes(self) -> bool:
-        """True if the step's last token is the sequence's newest: its logits are wanted."""
-        return self.start + self.count == len(self.sequence.tokens)
+        """True if the step runs the sequence's newest token: its logits are wanted."""
+        return self.wanted > 0
+
+    @property
+    def wanted(self) -> int:
+        """How many of its last tokens have wanted logits: the newest and the proposals after it."""
+        return max(0, self.start + self.count + 1 - len(self.sequence.tokens))
 
 
 class Scheduler:

@@ -41,6 +41,10 @@ class Sequence:
         self.prompt_ids = sorted(set(request.prompt))
         self.output_counts: Counter[int] = Counter()
         self.positions: list[Position] = []
+        self.drafts: list[int] = []  # proposed next tokens, unverified
+        self.drafted = 0  # proposals that ran
+        self.accepted = 0  # of these, how many were what the engine took
+        self.rollbacks = 0  # steps after which proposals were thrown away
         self.pages: list[int] = []
         self.computed = 0
         self.flying = 0  # tokens in a step that is under way
@@ -67,7 +71,17 @@ class Sequence:
         """
         if self.expected and self.generated + self.expected == self._most_positions:
             return 0
-        return len(self.tokens) + self.expected - self.scheduled
+        return len(self.tokens) + len(self.drafts) + self.expected - self.scheduled
+
+    @property
+    def line(self) -> list[int]:
+        """Tokens to run: prompt and output, and what is proposed after them."""
+        return [*self.tokens, *self.drafts] if self.drafts else self.tokens
+
+    @property
+    def most_drafts(self) -> int:
+        """Proposals that may be verified next: the last position needs none after it."""
+        return max(0, self._most_positions - self.generated - 1)
 
     @property
     def scheduled(self) -> int:
@@ -77,7 +91,7 @@ class Sequence:
     @property
     def cacheable(self) -> int:
         """Leading tokens whose keys and values are final: what others may be served. Unverified ones are not."""
-        return self.computed
+        return min(self.computed, len(self.tokens))
 
     @property
     def forced_token(self) -> int | None:
@@ -98,6 +112,18 @@ class Sequence:
         if self._is_over():
             self.finish_reason = "stop" if self._stops() else "length"
 
+    def accept_draft(self) -> bool:
+        """Whether the newest token is the one proposed; if not, or at the end, every proposal is thrown away."""
+        if not self.drafts:
+            return False
+        if self.finish_reason is None and self.drafts[0] == self.tokens[-1]:
+            del self.drafts[0]
+            return True
+        self.drafts.clear()
+        self.rollbacks += 1
+        self.computed = len(self.tokens) - 1
+        return False
+
     def take_off(self, count: int) -> None:
         """A step with the next `count` tokens is under way."""
         self.expected = int(self.scheduled + count == len(self.tokens))
@@ -111,6 +137,7 @@ class Sequence:
     def preempt(self) -> None:
         """Forgets what was computed, keeps what was generated. The pages are the scheduler's to give back."""
         self.computed = self.flying = self.expected = self.published = 0
+        self.drafts.clear()
         self.preemptions += 1
 
     @property

@@ -1,7 +1,7 @@
 """Judges a pair whose reference is a baseline: the environment changed, or did not, and the bits stayed, or did not.
 
-It does not know files or engines. Pure. The rules it keeps are its steps, in this order; the first that has something to
-say decides:
+It does not know files or engines. Pure. The rules it keeps are its steps, in this order; the first that has
+something to say decides:
 
 1. a capture that is missing, copied or self-contradictory is ERROR; an engine's refusal UNSUPPORTED;
 2. the variant captured twice now must be the same, or it is FAIL as run-to-run;

@@ -1,4 +1,4 @@
-"""Measures the negative log-likelihood of texts: the engine is forced along each text and says what it would have given.
+"""Measures the negative log-likelihood of texts: an engine is forced along each and says what it would have given.
 
 It does not compare. Rules: a text is a request's prompt, its first token given and all others forced; one engine
 process measures all of them, at once; an answer that left the text is an error.
@@ -103,6 +103,7 @@ def _capture(
                         "requests": [request_json(item) for item in requests],
                         "schedule": dataclasses.asdict(schedule),
                         "replay": "golden",
+                        "cache": None,
                         "logits_digests": False,
                         "golden": {name: list(tokens) for name, tokens in golden.items()},
                         "prelude": [],

@@ -1,7 +1,7 @@
 """A perplexity baseline: the negative log-likelihood of every sample of a frozen text corpus, compared exactly.
 
-It does not run engines. Rules: a sample's number is the exactly rounded float64 sum of its float32 logprobs, compared by
-its bits, sample by sample; an average is shown and never compared; a digest protects the file, so it is refreshed by
+It does not run engines. Rules: a sample's number is the exactly rounded float64 sum of its float32 logprobs, compared
+by its bits, sample by sample; an average is shown and never compared; a digest protects the file, so it is refreshed by
 the command and by nothing else; a partial measurement, or one of several hosts or environments, is no baseline.
 """
 

@@ -40,6 +40,9 @@ _SUFFIXES = {
     ".dockerfile": "dockerfile",
 }
 
+# What `Dockerfile.` may be followed by without being one.
+_PROSE = frozenset({".md", ".txt", ".rst", ".dockerignore", ".j2", ".tmpl", ".template", ".bak", ".orig", ".html"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -103,14 +106,17 @@ def kind_of(path: PurePosixPath) -> str:
     """The kind a file's name stands for: "" for none, "maybe-shell" for a name that only its first line can tell."""
     name = path.name
     lower = name.lower()
-    if lower in ("dockerfile", "containerfile") or lower.startswith(("dockerfile.", "containerfile.")):
+    if lower in ("dockerfile", "containerfile"):
+        return "dockerfile"
+    suffix = path.suffix.lower()
+    if lower.startswith(("dockerfile.", "containerfile.")) and suffix not in _SUFFIXES and suffix not in _PROSE:
         return "dockerfile"
     if name == ".env" or name.startswith(".env."):
         return "dotenv"
     if path.suffix == ".conf" and path.parent.name.endswith(".service.d"):
         return "systemd"
-    if path.suffix:
-        return _SUFFIXES.get(path.suffix.lower(), "")
+    if suffix:
+        return _SUFFIXES.get(suffix, "")
     return "maybe-shell"
 
 

@@ -45,7 +45,9 @@ def read_tar(content: bytes) -> dict[str, bytes]:
     whole = place + 2 * BLOCK
     whole += -whole % RECORD
     if len(content) != whole or content[place:].strip(b"\0"):
-        raise TarFaultError(f"the end of the archive, from byte {place}, after {before or 'nothing'}, was changed or cut")
+        raise TarFaultError(
+            f"the end of the archive, from byte {place}, after {before or 'nothing'}, was changed or cut"
+        )
     return files
 
 

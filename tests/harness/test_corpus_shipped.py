@@ -11,7 +11,7 @@ from harness.corpus import SHIPPED, Corpus, load_corpus, shipped_names
 from harness.freeze import Order, freeze
 from harness.registry import adapter
 
-NAMES = ("quick", "ragged", "random", "smoke")
+NAMES = ("pressure", "quick", "ragged", "random", "smoke")
 THRESHOLDS = (16, 32, 64, 128, 192, 220, 256, 300, 512)
 
 
@@ -147,3 +147,14 @@ def test_random_is_drawn_by_hash():
         assert (request.id, request.prompt_token_ids) == (f"ids-{number:02d}", ids)
         assert (request.text, request.messages, request.sampling.max_tokens) == (None, None, 32)
         assert request.sampling.seed in (None, drawn("seed", number))
+
+
+def test_pressure_is_drawn_by_hash_and_needs_as_many_pages_in_every_vocabulary():
+    corpus = load_corpus("pressure")
+    assert lengths(corpus) == [220, 61, 140, 300, 45, 180, 97, 256, 120, 33, 210, 75]
+    assert corpus.arbitrary_ids == ("prompt_token_ids",)
+    for number, request in enumerate(corpus.requests):
+        for index, token in enumerate(request.prompt_token_ids):
+            text = f"samebits pressure token {number} {index}"
+            assert token == int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 49_152
+        assert (request.id, request.sampling.max_tokens) == (f"press-{number:02d}", 24)

@@ -45,7 +45,7 @@ def test_a_file_is_read_once_while_it_stays_as_it_is(tmp_path, digests):
     first.save()
     second = digests()
     assert (second.of(file), second.read) == (value, 0)
-    file.write_text("other")
+    file.write_text("two")  # as long as before, in the same inode, at another time
     third = digests()
     assert third.of(file) != value
     assert third.read == 1

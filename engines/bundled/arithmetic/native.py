@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from engines.bundled.arithmetic.weights import GATE_UP, QKV, check_weights, join, join_bias
 from engines.bundled.batch import StepBatch
-from engines.bundled.config import EngineConfig, Float32, Model
+from engines.bundled.config import EngineConfig, Float32, Int32, Model
 
 Tensor = torch.Tensor
 Indices = npt.NDArray[np.int64]
@@ -37,12 +37,12 @@ class _Layer:
     values: Tensor
 
 
-def open_native(model: Model, config: EngineConfig) -> NativeArithmetic:
-    """Raises ValueError for weights that do not fit the model's shape."""
+def open_native(model: Model, config: EngineConfig, device: str = "cpu") -> NativeArithmetic:
+    """Raises ValueError for weights that do not fit the model's shape. `device` is torch's name of one."""
     check_weights(model)
     torch.set_num_threads(config.threads)
     with torch.no_grad():
-        return NativeArithmetic(model, config)
+        return NativeArithmetic(model, config, device)
 
 
 class NativeArithmetic:
@@ -51,8 +51,8 @@ class NativeArithmetic:
     name = "native"
     definition = 0
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
-        self._config, self._shape = config, model.config
+    def __init__(self, model: Model, config: EngineConfig, device: str = "cpu") -> None:
+        self._config, self._shape, self._device = config, model.config, device
         self._layers = tuple(self._layer(model, i) for i in range(model.config.num_hidden_layers))
         self._embedding = self._tensor(model.weights["model.embed_tokens.weight"])
         tied = model.config.tie_word_embeddings
@@ -60,11 +60,14 @@ class NativeArithmetic:
         self._norm = self._tensor(model.weights["model.norm.weight"])
         dim = model.config.head_dim
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-        self._frequency = 1.0 / (model.config.rope_theta**exponents)
+        self._frequency = (1.0 / (model.config.rope_theta**exponents)).to(device)
 
     def _tensor(self, array: Float32) -> Tensor:
         # A copy: torch must not write into the model's arrays, which may be read-only.
-        return torch.tensor(array)
+        return torch.tensor(array, device=self._device)
+
+    def _index(self, array: Int32 | Indices) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self._device)
 
     def _layer(self, model: Model, i: int) -> _Layer:
         c, w, prefix = model.config, model.weights, f"model.layers.{i}"
@@ -78,15 +81,15 @@ class NativeArithmetic:
             mlp_norm=self._tensor(w[f"{prefix}.post_attention_layernorm.weight"]),
             gate_up=self._tensor(join(w, i, GATE_UP)),
             down=self._tensor(w[f"{prefix}.mlp.down_proj.weight"]),
-            keys=torch.zeros(pool),
-            values=torch.zeros(pool),
+            keys=torch.zeros(pool, device=self._device),
+            values=torch.zeros(pool, device=self._device),
         )
 
     def forward(self, batch: StepBatch) -> Float32:
         c = self._shape
         f = functional
         with torch.no_grad():
-            x = self._embedding[torch.from_numpy(batch.token.astype(np.int64))]
+            x = self._embedding[self._index(batch.token)]
             for layer in self._layers:
                 normed = f.rms_norm(x, (c.hidden_size,), layer.attention_norm, c.rms_norm_eps)
                 attended = self._attention(layer, f.linear(normed, layer.qkv, layer.qkv_bias), batch)
@@ -94,23 +97,23 @@ class NativeArithmetic:
                 normed = f.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps)
                 gate, up = f.linear(normed, layer.gate_up).chunk(2, -1)
                 x = x + f.linear(f.silu(gate) * up, layer.down)
-            wanted = x[torch.from_numpy(batch.wanted.astype(np.int64))]
+            wanted = x[self._index(batch.wanted)]
             normed = f.rms_norm(wanted, (c.hidden_size,), self._norm, c.rms_norm_eps)
-            logits: Float32 = f.linear(normed, self._head).numpy()
+            logits: Float32 = f.linear(normed, self._head).cpu().numpy()
         return logits
 
     def _attention(self, layer: _Layer, qkv: Tensor, batch: StepBatch) -> Tensor:
         """(T, heads * head_dim) of a step; writes K and V of its tokens first."""
         c, size = self._shape, self._config.page_size
-        position = torch.from_numpy(batch.position.astype(np.int64))
+        position = self._index(batch.position)
         kv = c.num_key_value_heads
         q, k, v = torch.split(qkv.view(len(batch.token), -1, c.head_dim), [c.num_attention_heads, kv, kv], 1)
         q, k = self._rotate(q, position), self._rotate(k, position)
-        page = torch.from_numpy(batch.page_table[batch.sequence, batch.position // size].astype(np.int64))
+        page = self._index(batch.page_table[batch.sequence, batch.position // size])
         layer.keys[page, position % size], layer.values[page, position % size] = k, v
         out = torch.empty_like(q)
         for tokens in self._groups(batch):
-            at = torch.from_numpy(tokens)
+            at = self._index(tokens)
             out[at] = self._attend(layer, q[at], batch, tokens)
         return out.reshape(len(batch.token), -1)
 
@@ -125,9 +128,9 @@ class NativeArithmetic:
         alone = len(np.unique(batch.sequence[tokens])) == 1
         rows = batch.sequence[tokens[:1]] if alone else batch.sequence[tokens]
         longest = int(batch.position[tokens].max()) + 1
-        pages = torch.from_numpy(batch.page_table[rows, : -(-longest // self._config.page_size)].astype(np.int64))
-        position = torch.from_numpy(batch.position[tokens].astype(np.int64))
-        seen = torch.arange(longest)[None, :] <= position[:, None]  # (tokens, keys)
+        pages = self._index(batch.page_table[rows, : -(-longest // self._config.page_size)])
+        position = self._index(batch.position[tokens])
+        seen = torch.arange(longest, device=self._device)[None, :] <= position[:, None]  # (tokens, keys)
         mask = seen[None, None] if alone else seen[:, None, None]
         used = mask.any(dim=2)[:, 0, :, None, None]  # stale pages may hold NaN, which a mask does not stop
         shape = (len(rows), -1, c.num_key_value_heads, c.head_dim)
@@ -154,6 +157,7 @@ class NativeArithmetic:
             "arithmetic": self.name,
             "definition": self.definition,
             "backend": "torch",
+            **({} if self._device == "cpu" else {"device": self._device}),
             "backend_reason": "arithmetic=native",
             "isa": torch.backends.cpu.get_cpu_capability(),
             "compiler": "none",

@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engines.bundled.batch import Arithmetic
-from engines.bundled.config import EngineConfig, Model, ModelConfig
+from engines.bundled.config import EngineConfig, Model
 from engines.bundled.errors import NotSupported
 
 DEVICES = ("cpu", "cuda")
-CLUSTERS = (16, 8)  # sizes of fused decode's clusters, the preferred one first
+CLUSTERS = (8, 16)  # sizes of fused decode's clusters, the preferred one first
 
 
 def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arithmetic:
     """The arithmetic `config.arithmetic` on `device` ("cuda" or "cuda:1"): weights and KV pages go to the card.
 
-    `config.num_pages` has to be settled (see `settle_pages`). Limits on positions are those of `open_arithmetic`.
+    `config.num_pages` has to be settled (`fit_pages` keeps it within the card's memory).
+    Limits on positions are those of `open_arithmetic`.
 
     Raises:
         NotSupported: no driver, no NVRTC, a card or a model these kernels are not written for, or a failed self-check.
@@ -38,24 +39,26 @@ def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arit
     return start_kernels(model, config, index)
 
 
-def settle_pages(model: ModelConfig, config: EngineConfig, weight_bytes: int, device: str) -> EngineConfig:
-    """The config with num_pages 0 replaced by what the stated fraction of the memory left after the weights holds.
+def fit_pages(model: Model, config: EngineConfig, device: str) -> EngineConfig:
+    """The config with at most as many pages as the stated fraction of the memory left after the weights holds.
+
+    Pages beyond what `config.num_pages` asks for would make the pool, a part of the fingerprint, follow what else the
+    card holds.
 
     Raises:
         NotSupported: no GPU.
         GpuMemoryError: not even one full context fits.
     """
-    if config.num_pages:
-        return config
     from engines.bundled.gpu.cuda import open_driver
     from engines.bundled.gpu.interface import GpuError
-    from engines.bundled.gpu.memory import pages_in
+    from engines.bundled.gpu.memory import pages_in, weight_bytes
 
     try:
         free = open_driver(device_index(device)).free_bytes()
     except GpuError as error:
         raise NotSupported(f"device={device}: {error}") from error
-    return replace(config, num_pages=pages_in(free - weight_bytes, model, config.page_size))
+    most = pages_in(free - weight_bytes(model), model.config, config.page_size)
+    return replace(config, num_pages=min(config.num_pages, most))
 
 
 def device_index(device: str) -> int:

@@ -112,18 +112,14 @@ class CudaMachine:
         source = np.ascontiguousarray(array)
         if source.nbytes:
             where, size = source.ctypes.data, ctypes.c_size_t(source.nbytes)
-            self.driver.call(
-                "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), Pointer(where), size, self.stream
-            )
+            self.driver.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), Pointer(where), size, self.stream)
             self.synchronize()
 
     def download(self, address: int, array: Array) -> None:
         """Device to host, after all launches so far."""
         if array.nbytes:
             where, size = array.ctypes.data, ctypes.c_size_t(array.nbytes)
-            self.driver.call(
-                "cuMemcpyDtoHAsync_v2", Pointer(where), ctypes.c_uint64(address), size, self.stream
-            )
+            self.driver.call("cuMemcpyDtoHAsync_v2", Pointer(where), ctypes.c_uint64(address), size, self.stream)
         self.synchronize()
 
     def synchronize(self) -> None:
@@ -135,9 +131,7 @@ class CudaMachine:
         arguments = pack_arguments(launch.kernel, launch.arguments)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         config, keep = self._config(launch)
-        self.driver.call(
-            "cuLaunchKernelEx", ctypes.byref(config), self._functions[launch.kernel], parameters, None
-        )
+        self.driver.call("cuLaunchKernelEx", ctypes.byref(config), self._functions[launch.kernel], parameters, None)
         del keep
         self.launches += 1
 

@@ -1,7 +1,7 @@
 """Launches of a fused decode step: two per layer, and the last norm. It holds no buffers.
 
-Rules: the same bits as the separate operators, which the self-check asserts on the model's own weights; shapes and steps
-it cannot take go the other way, said by `fits`.
+Rules: the same bits as the separate operators, which the self-check asserts on the model's own weights; shapes and
+steps it cannot take go the other way, said by `shape_fits` and `step_fits`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engines.bundled.gpu.steps import Step
 from engines.bundled.gpu.weights import GpuLayer, GpuWeights
 
 THREADS, CHUNK_KEYS, NEAR_KEYS, SLOTS, MOST_ROWS = 256, 256, 128, 12, 16
-FASTER_ROWS = 4  # beyond, the separate operators are faster
+FASTER_ROWS = 8  # beyond, the separate operators are faster
 SHARED_LIMIT = 227 * 1024
 
 

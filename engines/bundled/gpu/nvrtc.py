@@ -96,9 +96,7 @@ class Nvrtc:
 def forbidden_instructions(ptx: str) -> tuple[str, ...]:
     """Instructions of a compiled text that round otherwise than IEEE: approximations, flushed subnormals, mad."""
     words = (line.split()[0] for line in ptx.splitlines() if line.strip())
-    return tuple(
-        sorted({w for w in words if ".approx" in w or ".ftz" in w or ".full" in w or w.startswith("mad.f32")})
-    )
+    return tuple(sorted({w for w in words if ".approx" in w or ".ftz" in w or ".full" in w or w.startswith("mad.f32")}))
 
 
 def _write(path: Path, content: bytes) -> None:

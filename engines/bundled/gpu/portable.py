@@ -1,8 +1,8 @@
-"""The forward pass on a GPU: `portable` with the one order of the written definition, `free` with one that follows the step.
+"""The forward pass on a GPU: `portable` in the order of the written definition, `free` in one that follows the step.
 
 It does not know requests or sampling. Rules: the order of sums comes from an `Order` and from nothing else; kernels,
-tiles, graphs and fused launches are chosen for speed and move no bit of `portable`; log-softmax and sampling stay with the
-CPU kernels of the same definition.
+tiles, graphs and fused launches are chosen for speed and move no bit of `portable`; log-softmax and sampling stay
+with the CPU kernels of the same definition.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class GpuArithmetic:
         self.use_fused = shape.cluster > 0 and self.name == "portable"
         self.use_graphs = True
         self.pool_pages = config.num_pages
-        self._model, self._config, self.kernels = c, config, kernels
+        self.model, self._config, self.kernels = c, config, kernels
         positions = min(c.max_position_embeddings, config.num_pages * config.page_size)
         self.pitch = -(-positions // config.page_size)
         self.weights = load_weights(
@@ -90,26 +90,24 @@ class GpuArithmetic:
         table = rope_table(positions, c.head_dim, c.rope_theta)
         self._cos_sin = machine.allocate(table.size)
         machine.upload(self._cos_sin, table)
-        self._partial = machine.allocate(operators.PARTIAL_FLOATS)
+        self.partial = machine.allocate(operators.PARTIAL_FLOATS)
         self._linked = shape.cluster > 0 or bool(machine.facts.get("gpu_linked", False))
         self._buffers: Buffers | None = None
         self._graphs: dict[tuple[object, ...], Recording] = {}
-        self._fused = (
-            fused.FusedBuffers(**{name: machine.allocate(n) for name, n in fused.sizes(shape, c.num_hidden_layers).items()})
-            if shape.cluster
-            else None
-        )
+        sizes = fused.sizes(shape, c.num_hidden_layers) if shape.cluster else {}
+        addresses = {name: machine.allocate(words) for name, words in sizes.items()}
+        self._fused = fused.FusedBuffers(**addresses) if addresses else None
         if self._fused is not None:
             machine.upload(self._fused.counts, np.zeros(2 * c.num_hidden_layers, np.int32))
 
     def forward(self, batch: StepBatch) -> Float32:
         order = self._order(batch)
         step = lay_out(batch, self.shape, self.pitch, order.key_chunk)
-        buffers = self._room(step, order)
+        buffers = self.room(step, order)
         self.machine.upload(buffers.inputs, step.words)
         is_fused = self.use_fused and fused.step_fits(step, batch.position.tolist(), self.shape)
         self._run(step, order, buffers, is_fused)
-        logits = np.empty((step.wanted, self._model.vocab_size), np.float32)
+        logits = np.empty((step.wanted, self.model.vocab_size), np.float32)
         self.machine.download(buffers.logits, logits)
         self.steps += 1
         self.fused_steps += is_fused
@@ -117,7 +115,7 @@ class GpuArithmetic:
 
     def launches(self, step: Step, order: Order, is_fused: bool) -> list[Launch]:
         """All launches of a step whose words are uploaded."""
-        buffers = self._room(step, order)
+        buffers = self.room(step, order)
         if is_fused:
             return self._fused_launches(step, order, buffers)
         return self._separate_launches(step, order, buffers)
@@ -153,15 +151,13 @@ class GpuArithmetic:
             table=b.inputs + 4 * step.table_offset,
             cos_sin=self._cos_sin,
             pitch=step.pitch,
-            eps=self._model.rms_norm_eps,
+            eps=self.model.rms_norm_eps,
             scale=score_scale(self.shape.dim),
         )
         launches = fused.decode_launches(self.shape, self.weights, self._fused, inputs, step.tokens)
         if step.wanted:
             launches.append(
-                fused.finish(
-                    self.shape, self.weights, self._fused, inputs, step.tokens, step.wanted, b.normed
-                )
+                fused.finish(self.shape, self.weights, self._fused, inputs, step.tokens, step.wanted, b.normed)
             )
             launches.append(self._head(step, order, b))
         return launches
@@ -171,7 +167,7 @@ class GpuArithmetic:
         for layer in self.weights.layers:
             launches += self._layer(step, order, b, layer)
         if step.wanted:
-            eps, wanted = self._model.rms_norm_eps, b.inputs + 12 * step.tokens
+            eps, wanted = self.model.rms_norm_eps, b.inputs + 12 * step.tokens
             launches.append(
                 operators.rms_norm(self.shape, b.hidden, self.weights.norm, b.normed, step.wanted, eps, wanted)
             )
@@ -180,11 +176,11 @@ class GpuArithmetic:
 
     def _head(self, step: Step, order: Order, b: Buffers) -> Launch:
         return self._linear(
-            b.normed, self.weights.head, b.logits, step.wanted, self._model.vocab_size, self.shape.hidden, order.head
+            b.normed, self.weights.head, b.logits, step.wanted, self.model.vocab_size, self.shape.hidden, order.head
         )
 
     def _layer(self, step: Step, order: Order, b: Buffers, layer: GpuLayer) -> list[Launch]:
-        s, rows, eps = self.shape, step.tokens, self._model.rms_norm_eps
+        s, rows, eps = self.shape, step.tokens, self.model.rms_norm_eps
         qkv, attended = (s.heads + 2 * s.kv_heads) * s.dim, s.heads * s.dim
         return [
             operators.rms_norm(s, b.hidden, layer.attention_norm, b.normed, rows, eps),
@@ -207,7 +203,7 @@ class GpuArithmetic:
         op = Linear(
             x=x, weight=weight, out=out, rows=rows, outputs=outputs, inputs=inputs, width=width, bias=bias, add=add
         )
-        return operators.linear(op, self._partial, self._linked)
+        return operators.linear(op, self.partial, self._linked)
 
     def _rows(self, step: Step, b: Buffers) -> dict[str, int | float]:
         return {
@@ -241,7 +237,7 @@ class GpuArithmetic:
             launches += operators.attend(self.shape, arguments, step.chunks, end - begin, last + count - first, size)
         return launches
 
-    def _room(self, step: Step, order: Order) -> Buffers:
+    def room(self, step: Step, order: Order) -> Buffers:
         """Buffers that hold this step; larger ones replace them, and the graphs over the old ones are forgotten."""
         b = self._buffers
         attention = attention_words(step.tokens, self.shape, step.chunks, order.key_chunk) * step.chunks
@@ -274,7 +270,7 @@ class GpuArithmetic:
             "attended": tokens * s.heads * s.dim,
             "gate_up": tokens * 2 * s.inner,
             "gated": tokens * s.inner,
-            "logits": wanted * self._model.vocab_size,
+            "logits": wanted * self.model.vocab_size,
             "scores": units * key_chunk,
             "maxima": units,
             "sums": units,
@@ -292,7 +288,7 @@ class GpuArithmetic:
         return self.kernels.log_softmax(logits, self._config.threads)
 
     def describe(self) -> dict[str, str | int | float | bool]:
-        portable, order = self.name == "portable", portable_order(self._model)
+        portable, order = self.name == "portable", portable_order(self.model)
         return {
             "arithmetic": self.name,
             "definition": self.definition,
@@ -315,6 +311,6 @@ class GpuArithmetic:
 
     def _order(self, batch: StepBatch) -> Order:
         if self.name == "portable":
-            return portable_order(self._model)
+            return portable_order(self.model)
         longest = int(batch.position.max()) + 1
-        return free_order(self._model, rows=len(batch.token), longest=longest, tuning=self._config.tuning)
+        return free_order(self.model, rows=len(batch.token), longest=longest, tuning=self._config.tuning)

@@ -22,7 +22,10 @@ from engines.bundled.gpu.portable import GpuArithmetic
 from engines.bundled.kernels.interface import Kernels
 
 KINDS: tuple[Kind, ...] = ("uniform", "wide", "subnormal")
-KERNELS = (*(f"few_rows_{rows}" for rows in (1, 2, 4, 8)), *(f"many_rows_{tile}" for tile in ("any", "32", "64", "64x128", "128")))
+KERNELS = (
+    *(f"few_rows_{rows}" for rows in (1, 2, 4, 8)),
+    *(f"many_rows_{tile}" for tile in ("any", "32", "64", "64x128", "128")),
+)
 
 
 def check_arithmetic(arithmetic: GpuArithmetic) -> None:

@@ -1,7 +1,7 @@
 """Opens the kernels for a model: picks the cluster size, loads, checks, and only then hands the arithmetic out.
 
-It does not compute. Rules: fused decode is used where clusters of a preferred size fit on the card; a check that fails is
-NotSupported with what differed, never a silent step to other kernels.
+It does not compute. Rules: fused decode is used where clusters of a preferred size fit on the card; a check that fails
+is NotSupported with what differed, never a silent step to other kernels.
 """
 
 from __future__ import annotations

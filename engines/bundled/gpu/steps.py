@@ -7,6 +7,7 @@ the same time, never what they compute.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,11 +66,7 @@ def lay_out(batch: StepBatch, shape: Shape, pitch: int, key_chunk: int) -> Step:
 def cut_tiles(sequence: Int32, most: int) -> list[tuple[int, int]]:
     """(first token, tokens) of runs of one sequence, at most `most` tokens each."""
     starts = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]
-    return [
-        (first, min(most, end - first))
-        for start, end in zip(starts[:-1], starts[1:], strict=True)
-        for first in range(start, end, most)
-    ]
+    return [(first, min(most, end - first)) for start, end in pairwise(starts) for first in range(start, end, most)]
 
 
 def attention_blocks(step: Step, shape: Shape, key_chunk: int) -> list[tuple[int, int]]:

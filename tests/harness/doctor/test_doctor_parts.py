@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from harness.doctor.engines import has_head_64, image_engine, image_version, is_
 from harness.doctor.launch import near_variable
 from harness.doctor.near_miss import closest_name, edit_distance
 from harness.doctor.nodes import Unparsable, parse_json, parse_toml, parse_yaml
+from harness.doctor.source import kind_of
 from harness.doctor.variables import FLAGS, VARIABLES, read_value
 
 WORDS = st.text(alphabet="ABC_", max_size=8)
@@ -119,3 +122,27 @@ def test_hardware_and_heads() -> None:
     ]
     assert has_head_64("meta-llama/Llama-3.2-1B-Instruct")
     assert not has_head_64("meta-llama/Llama-3.2-3B")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Dockerfile", "dockerfile"),
+        ("Dockerfile.gpu", "dockerfile"),
+        ("a/llm.Dockerfile", "dockerfile"),
+        ("readers/dockerfile.py", "python"),
+        ("Dockerfile.md", ""),
+        ("Dockerfile.dockerignore", ""),
+        (".env", "dotenv"),
+        (".env.production", "dotenv"),
+        ("llm.env", "dotenv"),
+        ("llm.service.d/10-exact.conf", "systemd"),
+        ("nginx.conf", ""),
+        ("job.SBATCH", "shell"),
+        ("values.yml", "yaml"),
+        ("entrypoint", "maybe-shell"),
+        ("model.safetensors", ""),
+    ],
+)
+def test_kinds_by_name(name: str, kind: str) -> None:
+    assert kind_of(PurePosixPath(name)) == kind

@@ -1,0 +1,74 @@
+"""Emulated machines and steps for the tests of the GPU arithmetics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engines.bundled.batch import StepBatch
+from engines.bundled.config import EngineConfig, Model
+from engines.bundled.gpu.emulated import EmulatedMachine
+from engines.bundled.gpu.portable import GpuArithmetic, shape_of
+from engines.bundled.kernels.library import load
+from engines.bundled.models.tiny import TinySource
+
+PAGE = 16
+
+
+def tiny() -> Model:
+    return TinySource().model()
+
+
+def config(arithmetic: str = "portable", num_pages: int = 64) -> EngineConfig:
+    return EngineConfig(
+        arithmetic=arithmetic, max_num_seqs=8, max_num_batched_tokens=64, page_size=PAGE, num_pages=num_pages,
+        threads=1, isa="auto", compiler="auto", tuning=0,
+    )  # fmt: skip
+
+
+def emulated(
+    model: Model, arithmetic: str = "portable", *, cluster: int = 8, reversed_order: bool = False, memory: int = 1 << 32
+) -> GpuArithmetic:
+    """The GPU arithmetic over emulated kernels."""
+    settings = config(arithmetic)
+    shape = shape_of(model.config, settings.page_size, cluster)
+    machine = EmulatedMachine(shape, reversed_order=reversed_order, memory=memory)
+    return GpuArithmetic(model, settings, machine, shape, load("auto", "auto"))
+
+
+def batch(
+    token: list[int], sequence: list[int], position: list[int], wanted: list[int], pages: list[list[int]]
+) -> StepBatch:
+    """A step from plain lists."""
+    return StepBatch(
+        token=np.array(token, np.int32),
+        sequence=np.array(sequence, np.int32),
+        position=np.array(position, np.int32),
+        page_table=np.array(pages, np.int32),
+        wanted=np.array(wanted, np.int32),
+    )
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 512, count).tolist()
+
+
+def script() -> list[StepBatch]:
+    """Steps over two sequences on shuffled pages: prefill, chunks, decode alone and together, past one key chunk."""
+    order = np.random.default_rng(3).permutation(48)
+    pages = [order[:24].tolist(), order[24:].tolist()]
+    steps = [
+        batch(tokens(1, 20), [0] * 20, list(range(20)), [19], pages),
+        batch([5], [0], [20], [0], pages),
+        batch(tokens(2, 7), [1] * 7, list(range(7)), list(range(7)), pages),
+        batch([5, 9], [0, 1], [21, 7], [0, 1], pages),
+        batch([5, *tokens(3, 30)], [0, *[1] * 30], [22, *range(8, 38)], [0, 30], pages),
+    ]
+    steps += [batch(tokens(a, 60), [0] * 60, list(range(a, a + 60)), [59], pages) for a in range(23, 263, 60)]
+    return [
+        *steps,
+        batch([6], [0], [263], [0], pages),  # more than one chunk of keys, alone
+        batch([5, 9], [1, 0], [38, 264], [0, 1], pages),  # a short and a long row
+        batch([8, 2], [0, 1], [265, 39], [1], pages),
+        batch([8], [1], [40], [], pages),  # nothing wanted
+        batch([8], [1], [41], [0], pages),
+    ]

@@ -1,0 +1,44 @@
+"""On a GPU: the same bits as the CPU. Without one: UNSUPPORTED, and the reason is what is checked."""
+
+from __future__ import annotations
+
+import gpu_cases
+import numpy as np
+import pytest
+
+from engines.bundled.arithmetic import open_arithmetic
+from engines.bundled.errors import NotSupported
+from engines.bundled.gpu import open_gpu_arithmetic, why_not
+from engines.bundled.gpu.nvrtc import forbidden_instructions
+
+ARITHMETICS = ("portable", "free", "native")
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_a_gpu_gives_the_bits_or_the_reason_why_there_is_none(arithmetic):
+    model, settings = gpu_cases.tiny(), gpu_cases.config(arithmetic)
+    reason = why_not()
+    if reason is not None:
+        with pytest.raises(NotSupported, match=r"device=cuda"):
+            open_gpu_arithmetic(model, settings, "cuda")
+        assert "driver" in reason or "NVRTC" in reason or "device" in reason
+        return
+    gpu, cpu = open_gpu_arithmetic(model, settings, "cuda"), open_arithmetic(model, settings)
+    for step in gpu_cases.script():
+        expected, found = cpu.forward(step), gpu.forward(step)
+        if arithmetic == "portable":
+            assert np.array_equal(expected.view(np.int32), found.view(np.int32))
+        else:
+            assert np.allclose(expected, found, atol=1e-3)
+
+
+def test_an_arithmetic_of_another_name_is_refused():
+    with pytest.raises(ValueError, match="expected portable, free or native on a GPU, got 'tensorcore'"):
+        open_gpu_arithmetic(gpu_cases.tiny(), gpu_cases.config("tensorcore"), "cuda")
+
+
+def test_instructions_that_round_otherwise_are_found_in_compiled_text():
+    good = "fma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tdiv.rn.f32 %f1, %f2, %f3;\n\tsqrt.rn.f32 %f1, %f2;"
+    assert forbidden_instructions(good) == ()
+    bad = good + "\n\tdiv.approx.f32 %f1, %f2, %f3;\n\tadd.ftz.f32 %f1, %f2, %f3;\n\tdiv.full.f32 %f1, %f2, %f3;"
+    assert forbidden_instructions(bad) == ("add.ftz.f32", "div.approx.f32", "div.full.f32")

@@ -1,0 +1,79 @@
+"""Every GPU kernel by itself under the host emulation, and that the start-up check finds what is wrong."""
+
+from __future__ import annotations
+
+import gpu_cases
+import numpy as np
+import pytest
+
+from engines.bundled import twin
+from engines.bundled.gpu import emulated, source
+from engines.bundled.gpu.arguments import FIELDS, FUSED_FIELDS, pack_arguments
+from engines.bundled.gpu.cases import Operators, hashed
+from engines.bundled.gpu.emulated import EmulatedMachine
+from engines.bundled.gpu.interface import GpuError
+from engines.bundled.gpu.portable import shape_of
+from engines.bundled.gpu.selfcheck import check_arithmetic, operator_pairs
+from engines.bundled.kernels.library import load
+
+
+def test_every_kernel_has_the_bits_of_the_cpu_on_all_kinds_of_data():
+    shape = shape_of(gpu_cases.tiny().config, 16, 8)
+    machine = EmulatedMachine(shape, reversed_order=True)
+    pairs = list(operator_pairs(machine, shape, load("auto", "auto")))
+    assert len(pairs) > 50
+    assert {pair.name: pair.differing for pair in pairs if pair.differing} == {}
+    assert set(FIELDS) - set(machine.launched) == {"embed", "scores_4", "weigh_4"}  # these run in whole steps
+
+
+def test_linear_has_the_bits_of_the_twin():
+    shape = shape_of(gpu_cases.tiny().config, 16, 0)
+    ops = Operators(EmulatedMachine(shape), shape, load("auto", "auto"))
+    for rows in (1, 3, 20):
+        x, weight = hashed((rows, 80), 1, "wide"), hashed((24, 80), 2, "wide")
+        pair = ops.linear("linear", x, weight, 32)
+        expected = twin.linear(x, weight, 32)
+        assert np.array_equal(pair.gpu.view(np.int32), expected.view(np.int32))
+
+
+# What a careless change would do to the source, and the operator that has to notice.
+FAULTS = {
+    "flush to zero": (
+        "return __fmaf_rn(a, b, c);",
+        "float r = __fmaf_rn(a, b, c); return r < 1.2e-38f && r > -1.2e-38f ? 0.0f : r;",
+    ),
+    "another order of lanes": ("for (int half = 8; half; half >>= 1) a", "for (int half = 1; half < 16; half <<= 1) a"),
+    "a root that one thread alone sees": (
+        "  const float r = x[HIDDEN];",
+        "  const float r = threadIdx.x == 0 ? x[HIDDEN] : x[HIDDEN + 1];",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["flush to zero", "another order of lanes", "a root that one thread alone sees"])
+def test_the_start_up_check_finds(fault, monkeypatch):
+    old, new = FAULTS[fault]
+    text = source.read_source()
+    assert old in text
+    monkeypatch.setattr(emulated, "read_source", lambda: text.replace(old, new))
+    with pytest.raises(GpuError, match=r"self-check: .* differs from the CPU's kernels in"):
+        check_arithmetic(gpu_cases.emulated(gpu_cases.tiny()))
+
+
+def test_the_start_up_check_finds_a_wrong_fused_step(monkeypatch):
+    text = source.read_source()
+    old = "x[i / width * PADDED + i % width] = swiglu(gate[n], up[n]);"
+    assert old in text
+    monkeypatch.setattr(emulated, "read_source", lambda: text.replace(old, old.replace("gate[n], up", "up[n], gate")))
+    with pytest.raises(GpuError, match="self-check: fused decode of 1 rows"):
+        check_arithmetic(gpu_cases.emulated(gpu_cases.tiny()))
+
+
+def test_the_start_up_check_passes_on_the_kernels_as_they_are():
+    check_arithmetic(gpu_cases.emulated(gpu_cases.tiny()))
+
+
+def test_missing_and_unknown_arguments_are_named():
+    with pytest.raises(ValueError, match=r"kernel pack: missing or unknown arguments K, columns"):
+        pack_arguments("pack", {"weight": 0, "out": 0, "N": 1, "columns": 1, "padded": 1})
+    assert not set(FIELDS) & set(FUSED_FIELDS)

@@ -1,0 +1,139 @@
+"""The GPU kernels, run by the host emulation, against the CPU kernels and the twin: whole forward passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gpu_cases
+import numpy as np
+import pytest
+
+from engines.bundled import twin
+from engines.bundled.arithmetic import open_arithmetic
+from engines.bundled.errors import NotSupported
+from engines.bundled.gpu import device_index, fused
+from engines.bundled.gpu.interface import GpuMemoryError
+from engines.bundled.gpu.memory import KV_FRACTION, page_bytes, pages_in
+from engines.bundled.gpu.operators import check_shape
+
+
+def differing(a, b):
+    assert a.shape == b.shape
+    return int(np.count_nonzero(a.view(np.int32) != b.view(np.int32)))
+
+
+@pytest.mark.parametrize(("cluster", "reversed_order"), [(8, False), (4, True), (0, False)])
+def test_every_step_of_a_script_has_the_bits_of_the_cpu(cluster, reversed_order):
+    model = gpu_cases.tiny()
+    cpu = open_arithmetic(model, gpu_cases.config())
+    gpu = gpu_cases.emulated(model, cluster=cluster, reversed_order=reversed_order)
+    compared = 0
+    for i, step in enumerate(gpu_cases.script()):
+        expected, found = cpu.forward(step), gpu.forward(step)
+        assert differing(expected, found) == 0, f"step {i}"
+        compared += found.size
+    assert compared == 512 * 22
+    assert (gpu.fused_steps >= 5) == (cluster > 0)
+    assert gpu.graph_steps == gpu.steps
+
+
+def test_a_prompt_has_the_bits_of_the_twin():
+    model = gpu_cases.tiny()
+    ids = gpu_cases.tokens(7, 9)
+    step = gpu_cases.batch(ids, [0] * 9, list(range(9)), list(range(9)), [[3]])
+    assert differing(twin.forward(model, ids), gpu_cases.emulated(model).forward(step)) == 0
+
+
+def test_subnormal_activations_keep_their_bits():
+    model = gpu_cases.tiny()
+    name = "model.embed_tokens.weight"
+    small = replace(model, weights={**model.weights, name: model.weights[name] * np.float32(2.0**-130)})
+    assert np.any(small.weights[name] != 0)
+    assert np.all(np.abs(small.weights[name]) < 2.0**-126)
+    cpu, gpu = open_arithmetic(small, gpu_cases.config()), gpu_cases.emulated(small)
+    for step in gpu_cases.script()[:4]:
+        assert differing(cpu.forward(step), gpu.forward(step)) == 0
+
+
+def test_log_softmax_is_the_definition():
+    gpu = gpu_cases.emulated(gpu_cases.tiny())
+    logits = gpu.forward(gpu_cases.script()[0])
+    assert differing(twin.log_softmax(logits), gpu.log_softmax(logits)) == 0
+
+
+def test_free_differs_alone_from_in_a_batch():
+    gpu = gpu_cases.emulated(gpu_cases.tiny(), "free")
+    pages = [[0], [1], [2], [3]]
+    alone = gpu.forward(gpu_cases.batch([5], [0], [0], [0], pages))
+    together = gpu.forward(gpu_cases.batch([5, 6, 7, 8], [0, 1, 2, 3], [0] * 4, [0, 1, 2, 3], pages))
+    assert differing(alone, together[:1]) > 0
+    assert gpu.definition == 0
+
+
+def test_portable_does_not_differ_alone_from_in_a_batch():
+    gpu = gpu_cases.emulated(gpu_cases.tiny())
+    pages = [[0], [1], [2], [3]]
+    alone = gpu.forward(gpu_cases.batch([5], [0], [0], [0], pages))
+    together = gpu.forward(gpu_cases.batch([5, 6, 7, 8], [0, 1, 2, 3], [0] * 4, [0, 1, 2, 3], pages))
+    assert differing(alone, together[:1]) == 0
+
+
+def test_facts_name_device_compiler_and_order():
+    facts = gpu_cases.emulated(gpu_cases.tiny()).describe()
+    assert facts["device"] == "cuda"
+    assert (facts["chunk_width"], facts["key_chunk"], facts["kv_fraction"]) == (32, 256, KV_FRACTION)
+    assert facts["gpu"] == "emulated on the host"
+
+
+def test_out_of_memory_says_how_much_and_what_to_do():
+    with pytest.raises(GpuMemoryError, match=r"out of memory: .* asked for and .* are free; lower num_pages"):
+        gpu_cases.emulated(gpu_cases.tiny(), memory=1 << 20)
+
+
+def test_buffers_that_grow_give_the_old_ones_back():
+    gpu = gpu_cases.emulated(gpu_cases.tiny())
+    pages = [list(range(32))]
+    for count in (10, 100, 10, 100, 300):
+        step = gpu_cases.batch(gpu_cases.tokens(1, count), [0] * count, list(range(count)), [0], pages)
+        gpu.forward(step)
+    before = gpu.machine.free_bytes()
+    for _ in range(3):
+        gpu.forward(step)
+    assert gpu.machine.free_bytes() == before
+
+
+def test_pages_follow_free_memory_and_the_stated_fraction():
+    model = gpu_cases.tiny().config
+    each = page_bytes(model, 16)
+    assert each == 2 * 2 * 2 * 16 * 16 * 4
+    assert pages_in(each * 1000, model, 16, 0.8) == 800
+    with pytest.raises(GpuMemoryError, match=r"one context of 8192 tokens needs"):
+        pages_in(each * 100, model, 16)
+
+
+def test_shapes_the_kernels_are_not_written_for_are_refused_by_name():
+    shape = gpu_cases.emulated(gpu_cases.tiny()).shape
+    with pytest.raises(NotSupported, match="hidden size 60 is no multiple of 16; head size 20"):
+        check_shape(replace(shape, hidden=60, dim=20))
+
+
+def test_a_step_is_fused_only_when_each_token_is_the_newest_of_its_own_sequence():
+    gpu = gpu_cases.emulated(gpu_cases.tiny())
+    gpu.forward(gpu_cases.batch([1, 2], [0, 0], [0, 1], [1], [[0]]))
+    assert (gpu.steps, gpu.fused_steps) == (1, 0)
+    gpu.forward(gpu_cases.batch([3], [0], [2], [0], [[0]]))
+    assert (gpu.steps, gpu.fused_steps) == (2, 1)
+
+
+def test_fused_decode_is_offered_for_smollm2_and_not_for_wide_chunks():
+    shape = gpu_cases.emulated(gpu_cases.tiny()).shape
+    smollm2 = replace(shape, hidden=576, inner=1536, heads=9, kv_heads=3, dim=64, width=192)
+    assert fused.shape_fits(smollm2, 16)
+    assert fused.shape_fits(smollm2, 8)
+    assert not fused.shape_fits(replace(shape, hidden=4096, inner=12288, heads=32, kv_heads=8, dim=128, width=512), 16)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:x", "gpu", "cuda:-1"])
+def test_device_names_are_checked(device):
+    with pytest.raises(ValueError, match="expected cuda or cuda:N"):
+        device_index(device)
