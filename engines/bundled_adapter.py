@@ -49,6 +49,7 @@ _AXES: dict[str, tuple[str, ...]] = {
     "async_scheduling": ("config.async_scheduling", "resolved.async_scheduling"),
     "draft": ("config.draft", "resolved.draft"),
     "draft_policy": ("config.draft_policy", "resolved.draft_policy"),
+    "rollback": ("config.rollback", "resolved.rollback"),
     "scoring": ("config.scoring", "resolved.scoring"),
     "samples": ("config.samples", "resolved.samples"),
     "observer": ("config.observer", "resolved.observer"),
@@ -71,7 +72,7 @@ _AXES: dict[str, tuple[str, ...]] = {
 POLICIES = ("fcfs", "priority", "shortest")
 FAULTS = (
     "none", "stale-page", "lost-flush", "short-hash", "misplaced-page", "clone-samples", "observer-draws",
-    "shared-sampling",
+    "shared-sampling", "unverified",
 )  # fmt: skip
 
 
@@ -98,6 +99,8 @@ class BundledAdapter:
                     meaning="propose always as many, or more after acceptance and fewer after rejection"),
             Setting(name="observer", default="logprobs", choices=("logprobs", "none"),
                     meaning="what is reported beside the tokens; none: no log-softmax is computed"),
+            Setting(name="rollback", default="off", choices=("off", "alternate", "all"),
+                    meaning="which requests a fast path decodes, in windows of draft_length that are verified"),
             Setting(name="samples", default="together", choices=("together", "separate"),
                     meaning="the n samples of a request run together, or one after another as requests of their own"),
             Setting(name="scoring", default="decode", choices=("decode", "prefill"),

@@ -40,8 +40,7 @@ class _Submitted:
         return Standing(
             generated=min(sequence.generated for sequence in self.sequences),
             finished=self.cancelled
-            or not self.later
-            and all(sequence.finish_reason is not None for sequence in self.sequences),
+            or (not self.later and all(sequence.finish_reason is not None for sequence in self.sequences)),
         )
 
     @property

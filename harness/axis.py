@@ -13,7 +13,7 @@ from typing import Literal
 Layer = Literal["sampling", "forward", "parallelism", "environment"]
 AxisKind = Literal["schedule", "setting", "process", "history", "environment"]
 FloorPlace = Literal["same lifetime", "fresh lifetimes"]
-WitnessKind = Literal["beside", "composition", "chunks", "cached", "preempted", "samples", "drafts", "all"]
+WitnessKind = Literal["beside", "composition", "chunks", "cached", "preempted", "samples", "drafts", "rollbacks", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,8 @@ _LIST = (
          meaning="who proposes tokens ahead: nobody, the text so far, or a small model"),
     Axis(name="draft_policy", kind="setting", home="forward", witness="drafts",
          meaning="whether as many tokens are proposed each time"),
+    Axis(name="rollback", kind="setting", home="forward", witness="rollbacks",
+         meaning="which requests a fast path decodes whose mistakes are found and rolled back"),
     Axis(name="scoring", kind="setting", home="forward", witness="drafts",
          meaning="generated tokens are computed one by one, or the same text is read as a prompt"),
     Axis(name="isa", kind="setting", home="environment", witness="all", evidence="isa",

@@ -21,6 +21,7 @@ from harness.lifetime import DEADLINE_S
 from harness.options import subject_options
 
 if TYPE_CHECKING:
+    from harness.doctor.live import Observation
     from harness.engine import Field, Scalar
     from harness.plan import Plan
 
@@ -214,10 +215,15 @@ def _subject_fields(engine: str, model: str) -> tuple[Field, ...]:
     return subject_fields(engine, model, {})
 
 
-def _observe(engine: str, model: str, settings: Mapping[str, Scalar]) -> object:
-    from harness.observe import observe
+def _observe(engine: str, model: str, settings: Mapping[str, Scalar]) -> Observation:
+    from harness.choose import default_model
+    from harness.doctor.live import Observation
+    from harness.observe import observe, worker_environment
 
-    return observe(engine, model, settings)
+    seen = observe(engine, model or default_model(engine), settings)
+    return Observation(  # requested: what somebody asked for; defaults that resolve to something are no difference
+        requested=settings, resolved=seen.resolved, observed=seen.observed, environment=worker_environment(seen)
+    )
 
 
 def _attach() -> None:
@@ -225,11 +231,13 @@ def _attach() -> None:
     from harness.baseline.cli import baseline_commands
     from harness.baseline.perplexity_cli import perplexity_commands
     from harness.corpus_cli import corpus_commands
+    from harness.doctor.cli import doctor_command
     from harness.fingerprint_cli import build_command
     from harness.release.cli import release_commands
     from harness.serve_cli import serve_command
 
     commands.add_command(corpus_commands)
+    commands.add_command(doctor_command(_observe))
     commands.add_command(serve_command)
     commands.add_command(build_command(_subject_fields))
     for command in (baseline_commands, perplexity_commands, approve_command, cosign_command, *release_commands):

@@ -16,16 +16,18 @@ from harness.engine import Field, Scalar
 from harness.errors import EngineError, Unsupported
 from harness.lifetime import DEADLINE_S, LifetimeError, LifetimeProcess
 from harness.settings import resolve
+from harness.variables import NOT_SET
+
+PREFIX = "env."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What an engine was asked for, settled on and shows, and the variables its process was given."""
+    """What an engine was asked for, settled on and shows."""
 
     requested: Mapping[str, Scalar]
     resolved: Mapping[str, Scalar]
     observed: Mapping[str, Scalar]
-    environment: Mapping[str, str]
     subject: tuple[Field, ...]
 
 
@@ -50,9 +52,17 @@ def observe(engine: str, model: str, settings: Mapping[str, Scalar]) -> Observat
         requested=requested,
         resolved=cast("Mapping[str, Scalar]", started["resolved"]),
         observed=cast("Mapping[str, Scalar]", started["observed"]),
-        environment=environment,
         subject=tuple(Field(**row) for row in rows),  # type: ignore[arg-type]
     )
+
+
+def worker_environment(observation: Observation) -> dict[str, str]:
+    """The variables that affect numerics as the engine's own process read them; those not set are left out."""
+    return {
+        field.name.removeprefix(PREFIX): str(field.value)
+        for field in observation.subject
+        if field.name.startswith(PREFIX) and field.value not in (None, NOT_SET)
+    }
 
 
 def subject_fields(engine: str, model: str, settings: Mapping[str, Scalar]) -> tuple[Field, ...]:

@@ -16,6 +16,7 @@ The kinds:
     samples      as beside, in a request whose samples do not all say the same (clones witness nothing)
     drafts       an output token was computed in a row with other borders, in a request of which the variant accepted
                  proposed tokens; where the reference proposed nothing, the variant must have needed fewer rows
+    rollbacks    as drafts, in a request of which the variant threw proposed tokens away
     all          the axis acts on the whole process; the caller vouches for it with a reason
 
 "The others" of a step are the multiset of (context length, token count) of its rows, without the request's own.
@@ -182,6 +183,14 @@ def _find_drafts(arms: _Arms) -> Bool:
     return varied
 
 
+def _find_rollbacks(arms: _Arms) -> Bool:
+    thrown = arms.variant.requests.rollbacks
+    if thrown is None:
+        return np.zeros(len(arms.entries.row), dtype=np.bool_)
+    varied: Bool = _find_drafts(arms) & (thrown[arms.alignment.variant.rows] > 0)[arms.entries.request]
+    return varied
+
+
 _FINDERS: dict[WitnessKind, Callable[[_Arms], Bool]] = {
     "beside": _find_beside,
     "composition": _find_composition,
@@ -190,6 +199,7 @@ _FINDERS: dict[WitnessKind, Callable[[_Arms], Bool]] = {
     "preempted": _find_preempted,
     "samples": _find_samples,
     "drafts": _find_drafts,
+    "rollbacks": _find_rollbacks,
 }
 _SENTENCES: dict[WitnessKind, str] = {
     "beside": "computed beside other requests than the reference",
@@ -198,6 +208,7 @@ _SENTENCES: dict[WitnessKind, str] = {
     "cached": "after a prompt that came from the cache, which the reference computed",
     "samples": "computed beside the request's other samples, which differ from it",
     "drafts": "computed in rows that verified proposed tokens, some of them accepted",
+    "rollbacks": "computed in rows that verified a fast path, in requests where it was wrong and rolled back",
     "preempted": "computed anew after a preemption, which the reference did not have",
 }
 

@@ -69,6 +69,7 @@ class EngineConfig:
     draft: str = "off"  # who proposes tokens ahead: `engines.bundled.draft`
     draft_length: int = 4  # proposals verified in one step, at most
     draft_policy: str = "fixed"  # "fixed": always as many; "variable": more after acceptance, fewer after rejection
+    rollback: str = "off"  # "all" or every other ("alternate") request is decoded fast, and verified in windows
     scoring: str = "decode"  # a forced path is decoded token by token, or read as a prompt: "prefill"
     observer: str = "logprobs"  # "none": no log-softmax is computed and none is reported
     seeding: str = "request"  # "process": draws ignore the request's seed for one of this process

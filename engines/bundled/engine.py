@@ -19,7 +19,7 @@ from engines.bundled.batch import Arithmetic, StepBatch
 from engines.bundled.config import EngineConfig, Float32, Int32, ModelConfig
 from engines.bundled.draft import Drafter, ForcedDrafter
 from engines.bundled.errors import ComputeError, NotSupported
-from engines.bundled.faults import SHARED_SAMPLING, SHORT_HASH, spoil_batch
+from engines.bundled.faults import SHARED_SAMPLING, SHORT_HASH, UNVERIFIED, spoil_batch
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.pages import Pages
 from engines.bundled.prefix import Origin, PrefixCache
@@ -230,6 +230,8 @@ class Engine:
         """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on logits."""
         own = pick(logits, leader, self._kernels, self.draws)
         token = own if sequence.forced_token is None else sequence.forced_token
+        if self.config.fault == UNVERIFIED and sequence.drafts:
+            token = sequence.drafts[0]
         silent = self.config.observer == "none"
         k = 0 if silent else sequence.request.sampling.logprobs
         top = self._kernels.top_k(logits[np.newaxis], k)[0]

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from engines.bundled.scheduler import Slice
 
 STALE_PAGE, LOST_FLUSH, SHORT_HASH, MISPLACED_PAGE = "stale-page", "lost-flush", "short-hash", "misplaced-page"
-CLONE_SAMPLES, OBSERVER_DRAWS, SHARED_SAMPLING = "clone-samples", "observer-draws", "shared-sampling"
+CLONE_SAMPLES, OBSERVER_DRAWS = "clone-samples", "observer-draws"
+SHARED_SAMPLING, UNVERIFIED = "shared-sampling", "unverified"
 FAULTS = {
     "none": "nothing",
     STALE_PAGE: "a step sees the page table as it was before its newest page was taken",
     LOST_FLUSH: "a step scheduled ahead reads its newest token before that token is in place",
     SHORT_HASH: "the prefix cache's keys cover the place of a page and not its tokens",
     CLONE_SAMPLES: "every sample of a request draws with the random numbers of the first",
+    UNVERIFIED: "proposed tokens are taken without looking",
     SHARED_SAMPLING: "the first request of a step decides how all of them are sampled",
     OBSERVER_DRAWS: "reporting logprobs uses up a random number",
     MISPLACED_PAGE: "a restored cache has each page's keys and values in the place of the page before it",
