@@ -244,6 +244,9 @@ def take_requests(table: RequestTable, rows: Int64) -> RequestTable:
     columns: dict[str, object] = {}
     for field in fields(table):
         column = getattr(table, field.name)
+        if column is None:  # this engine does not report it
+            columns[field.name] = None
+            continue
         columns[field.name] = tuple(column[row] for row in rows) if isinstance(column, tuple) else column[rows]
     return replace(table, **columns)  # type: ignore[arg-type]
 

@@ -36,8 +36,12 @@ def build_command(subject: Subject | None = None) -> click.Group:
     @click.group("fingerprint", invoke_without_command=True)
     @click.option("--engine", metavar="NAME", help="Start this engine and show its process's fields (with --model).")
     @click.option("--model", metavar="NAME", help="The model the engine loads.")
-    @click.option("--weights", type=click.Path(exists=True, path_type=Path), metavar="PATH",
-                  help="Add digests of a model's files: a folder, or one weight file.")
+    @click.option(
+        "--weights",
+        type=click.Path(exists=True, path_type=Path),
+        metavar="PATH",
+        help="Add digests of a model's files: a folder, or one weight file.",
+    )
     @click.option("--recheck", is_flag=True, help="With --weights: read every byte, whatever is remembered.")
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, as `fingerprint diff` reads it.")
     @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON to FILE.")

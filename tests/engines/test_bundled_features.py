@@ -1,13 +1,18 @@
 """The bundled engine's caches, cancellation and scheduling as the harness sees them."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import cells
 from engines.bundled_adapter import BundledAdapter
 from harness.case import Case
 from harness.claims import check_claims
+from harness.cli import commands
 from harness.engine import KeepsCache, Work
 from harness.errors import EngineError, Unsupported
 from harness.expected import expected_of, missing_from
@@ -16,6 +21,7 @@ from harness.schedule import Arrival, Schedule
 from harness.schedules import build_schedule, value_mistake
 
 ADAPTER = BundledAdapter()
+SHIPPED = Path(cells.__file__).parent
 SAMPLING = Sampling(
     temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
     seed=None, max_tokens=6, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=(), logit_bias=(), logprobs=2, n=1,
@@ -179,3 +185,19 @@ def test_steps_scheduled_ahead_are_observed_and_their_time_is_counted():
 def test_a_pool_larger_than_the_machine_is_refused_before_it_is_taken():
     with pytest.raises(Unsupported, match=r"num_pages=1000000000 of 16 tokens: needs \d+\.\d GiB .* lower num_pages"):
         start(num_pages=10**9)
+
+
+def test_the_cache_restore_cell_runs_in_two_processes(tmp_path):
+    """The whole way: one process fills and saves, another restores and is judged; the control misplaces pages."""
+    cell = (SHIPPED / "scheduler" / "cache-restore.toml").read_text()
+    (tmp_path / "matrix").mkdir()
+    (tmp_path / "matrix" / "cache-restore.toml").write_text(cell.replace('"quick"', '"smoke"').replace("100", "8"))
+    out = tmp_path / "run"
+    result = CliRunner().invoke(
+        commands, ["run", str(tmp_path / "matrix"), "--model", "tiny", "--out", str(out), "--quiet"]
+    )
+    assert result.exit_code == 0, result.output
+    (verdict,) = json.loads((out / "run.json").read_text())["verdicts"]
+    assert (verdict["verdict"], verdict["control"]["value"]) == ("PASS", "misplaced-page")
+    assert sorted(log.name[:5] for log in (out / "logs").glob("cache-*"))[0] == "cache"
+    assert len(list((out / "caches").iterdir())) == 2  # the variant's and its control's

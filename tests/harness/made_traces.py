@@ -78,10 +78,12 @@ def reorder(traces: Traces, order) -> Traces:
     starts = ends - table.length
     rows = np.concatenate([np.arange(starts[j], ends[j]) for j in order]).astype(np.int64)
     columns = {name: getattr(traces.positions, name) for name in PositionTable.__slots__}
-    fields = {}
-    for name in RequestTable.__slots__:
-        column = getattr(table, name)
-        fields[name] = tuple(column[j] for j in order) if isinstance(column, tuple) else column[list(order)]
+    columns_of = {name: getattr(table, name) for name in RequestTable.__slots__}
+    fields = {
+        name: tuple(column[j] for j in order) if isinstance(column, tuple) else column[list(order)]
+        for name, column in columns_of.items()
+        if column is not None
+    }
     return replace(
         traces,
         requests=RequestTable(**fields),

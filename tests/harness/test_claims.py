@@ -109,3 +109,38 @@ def test_candidates_must_descend():
     values[4] = values[4][::-1]
     found = check_claims(with_positions(HONEST, topk_logprobs=values))
     assert found == ("request 'b' position 1: the top candidates are not in descending order",)
+
+
+def proposing(rows, *, drafted, accepted, rollbacks, lengths=(4,)):
+    """One request of five prompt tokens that proposes."""
+    traces = make_traces(("a",), lengths, prompts=[5], steps=make_steps(rows))
+    columns = {"drafted": drafted, "accepted": accepted, "rollbacks": rollbacks}
+    return recount(with_requests(traces, **{name: np.array([n], np.int32) for name, n in columns.items()}))
+
+
+VERIFIED = [(0, 0, 0, 5), (1, 0, 5, 3), (2, 0, 7, 2)]  # the second row: one proposal taken, one thrown away
+
+
+def test_proposals_that_the_rows_show_are_no_contradiction():
+    assert check_claims(proposing(VERIFIED, drafted=3, accepted=1, rollbacks=2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accepted": 2}, "request 'a' claims accepted proposals that its rows do not show"),
+        ({"accepted": 0}, "request 'a' claims accepted proposals that its rows do not show"),
+        ({"drafted": 0}, "request 'a' claims accepted proposals that its rows do not show"),
+        ({"rollbacks": 0}, "request 'a' was computed again more often than preempted"),
+    ],
+)
+def test_proposals_that_the_rows_do_not_show(changes, message):
+    counts = {"drafted": 3, "accepted": 1, "rollbacks": 2, **changes}
+    assert message in check_claims(proposing(VERIFIED, **counts))
+
+
+def test_rows_beyond_the_last_output_need_rejected_proposals():
+    rows = [(0, 0, 0, 5), (1, 0, 5, 6)]  # reaches token 11, the last output is token 8
+    message = "request 'a' has more tokens computed than prompt and output hold"
+    assert message in check_claims(proposing(rows, drafted=3, accepted=2, rollbacks=1))
+    assert check_claims(proposing(rows, drafted=5, accepted=2, rollbacks=1)) == ()

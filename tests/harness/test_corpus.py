@@ -277,4 +277,4 @@ def test_check_fits_names_every_request_that_does_not(tmp_path):
 
 
 def test_shipped_names_are_sorted():
-    assert shipped_names() == ("quick", "ragged", "random", "smoke")
+    assert shipped_names() == ("pressure", "quick", "ragged", "random", "repeats", "samples", "shaped", "smoke")

@@ -11,7 +11,8 @@ from harness.corpus import SHIPPED, Corpus, load_corpus, shipped_names
 from harness.freeze import Order, freeze
 from harness.registry import adapter
 
-NAMES = ("pressure", "quick", "ragged", "random", "smoke")
+NAMES = ("pressure", "quick", "ragged", "random", "smoke")  # mixed traffic
+FEATURES = ("repeats", "samples", "shaped")  # each made for one matrix
 THRESHOLDS = (16, 32, 64, 128, 192, 220, 256, 300, 512)
 
 
@@ -25,10 +26,10 @@ def lengths(corpus: Corpus) -> list[int]:
 
 
 def test_all_corpora_are_looked_at():
-    assert shipped_names() == NAMES
+    assert set(shipped_names()) == {*NAMES, *FEATURES}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *FEATURES])
 def test_freezing_the_source_again_gives_the_same_corpus(name, tokenizer, tmp_path):
     shipped = load_corpus(name)
     order = Order(

@@ -24,7 +24,9 @@ def changed_cells(a, b) -> dict[str, list]:
     for table, names in (("positions", PositionTable.__slots__), ("requests", RequestTable.__slots__)):
         for name in names:
             left, right = getattr(getattr(a, table), name), getattr(getattr(b, table), name)
-            if isinstance(left, tuple):
+            if left is None or right is None:
+                where = [] if left is right else ["a column came or went"]
+            elif isinstance(left, tuple):
                 where = [j for j, (x, y) in enumerate(zip(left, right, strict=True)) if x != y]
             else:
                 raw = np.uint64 if left.dtype.itemsize == 8 else left.dtype

@@ -235,3 +235,46 @@ def test_without_a_step_table_nothing_is_witnessed(kind, side):
     found = witnessed(*arms, kind)
     assert found.positions == 0
     assert f"the {side} shows no step table" in found.sentence
+
+
+def speaking(rows, tokens, **counts):
+    """Two samples of one request of two prompt tokens, three outputs each."""
+    traces = make_traces(("a", "a"), (3, 3), samples=[0, 1], prompts=[2, 2], steps=make_steps(rows))
+    columns = {name: np.array(values, np.int32) for name, values in counts.items()}
+    return replace(
+        traces,
+        requests=replace(traces.requests, **columns),
+        positions=replace(traces.positions, token=np.array(tokens, np.int32)),
+    )
+
+
+SEPARATE = [(0, 0, 0, 2), (1, 0, 2, 1), (2, 0, 3, 1), (3, 1, 0, 2), (4, 1, 2, 1), (5, 1, 3, 1)]
+TOGETHER = sorted((step % 3, *rest) for step, *rest in SEPARATE)
+VERIFIED = [(0, 0, 0, 2), (1, 0, 2, 2), (3, 1, 0, 2), (4, 1, 2, 1), (5, 1, 3, 1)]
+
+
+def test_samples_that_all_say_the_same_witness_nothing():
+    apart, same = [1, 2, 3, 1, 2, 4], [1, 2, 3, 1, 2, 3]
+    assert witnessed(speaking(SEPARATE, apart), speaking(TOGETHER, apart), "samples").positions == 6
+    assert witnessed(speaking(SEPARATE, same), speaking(TOGETHER, same), "samples").positions == 0
+
+
+def test_drafts_count_where_they_were_accepted_and_saved_a_row():
+    tokens = [1, 2, 3, 1, 2, 4]
+    plain = speaking(SEPARATE, tokens, drafted=[0, 0], accepted=[0, 0], rollbacks=[0, 0])
+    helped = speaking(VERIFIED, tokens, drafted=[1, 0], accepted=[1, 0], rollbacks=[0, 0])
+    assert witnessed(plain, helped, "drafts").mask.tolist() == [False, True, True, False, False, False]
+    silent = speaking(VERIFIED, tokens, drafted=[1, 0], accepted=[0, 0], rollbacks=[0, 0])
+    assert witnessed(plain, silent, "drafts").positions == 0
+    as_many_rows = [(0, 0, 0, 2), (1, 0, 2, 2), (2, 0, 3, 1), *SEPARATE[3:]]
+    idle = speaking(as_many_rows, tokens, drafted=[1, 0], accepted=[1, 0], rollbacks=[0, 0])
+    assert witnessed(plain, idle, "drafts").positions == 0
+
+
+def test_rollbacks_count_where_something_was_thrown_away():
+    tokens = [1, 2, 3, 1, 2, 4]
+    plain = speaking(SEPARATE, tokens, drafted=[0, 0], accepted=[0, 0], rollbacks=[0, 0])
+    calm = speaking(VERIFIED, tokens, drafted=[1, 0], accepted=[1, 0], rollbacks=[0, 0])
+    wrong = speaking(VERIFIED, tokens, drafted=[2, 0], accepted=[1, 0], rollbacks=[1, 0])
+    assert witnessed(plain, calm, "rollbacks").positions == 0
+    assert witnessed(plain, wrong, "rollbacks").positions == 2
