@@ -11,7 +11,7 @@ run: setup
 	$(BIN)/samebits run quick
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 matrix: setup
 	$(BIN)/python -m pytest -q -m matrix
