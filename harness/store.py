@@ -188,7 +188,7 @@ def _read_table(file: Path, digest: str) -> pa.Table:
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         raise StoreError(f"{file}: expected SHA-256 {digest}, found {found}: the file was changed; capture again")
-    return pq.read_table(pa.BufferReader(content))
+    return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False).read(use_threads=False)
 
 
 def _column(table: pa.Table, name: str, width: int | None = None) -> np.ndarray | None:

@@ -41,7 +41,7 @@ def read_table(content: bytes) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(pa.BufferReader(content))
+        return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False).read(use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise StoreError(f"an accepted capture is no Parquet table: {error}") from error
 

@@ -199,7 +199,7 @@ def _nights(content: bytes) -> list[Night]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        table = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False).read(use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise StoreError(f"no Parquet file ({error}); delete it, or restore it") from error
     found = (table.schema.metadata or {}).get(_MARK)
