@@ -17,7 +17,6 @@ from typing import Literal, get_args
 
 from harness.engine import Field, FieldClass
 from harness.errors import StoreError
-from harness.host import host_fields
 
 __all__ = [
     "FieldDifference",
@@ -26,7 +25,6 @@ __all__ = [
     "field_records",
     "fields_from_records",
     "fingerprint_of",
-    "host_fields",
     "owns",
     "undeclared",
 ]

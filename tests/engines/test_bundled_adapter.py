@@ -14,7 +14,8 @@ from engines.bundled_lifetime import default_pages
 from harness.axis import AXES
 from harness.engine import Work
 from harness.errors import EngineError, ModelError, Unsupported
-from harness.fingerprint import fingerprint_of, host_fields
+from harness.fingerprint import fingerprint_of
+from harness.host import host_fields
 from harness.request import Grammar, Image, Request, Sampling
 from harness.schedule import Arrival, Schedule
 from harness.traces import NO_TOKEN
