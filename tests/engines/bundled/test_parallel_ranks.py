@@ -1,0 +1,247 @@
+"""Several processes share a model: the bits of one process, and what happens when one of them is lost.
+
+Starting a rank imports torch, so groups are shared: tests that break one come last and take the one they break.
+"""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arithmetic_cases import options, pages_for, same, step, tokens
+
+from engines.bundled.arithmetic import open_arithmetic
+from engines.bundled.batch import Closes, Ranked
+from engines.bundled.cache_store import HostMemory
+from engines.bundled.errors import NotSupported, RankError
+from engines.bundled.models.catalogue import open_source
+from engines.bundled.parallel.ranks import open_parallel
+
+DENSE, MOE = (open_source(name).model() for name in ("tiny", "tiny-moe"))
+CONFIG = options(num_pages=40, page_size=16)
+DEADLINE_S = 15.0  # a rank of a tiny model is never this late, but a machine may be slow
+
+
+def steps():
+    """Four prompts together, then two decodes in which all meet."""
+    table = pages_for(CONFIG, rows=4)
+    yield step([(row, 0, tokens(row, 3 + 7 * row)) for row in range(4)], table)
+    for i in range(2):
+        yield step([(row, 3 + 7 * row + i, tokens(90 + i, 1)) for row in range(4)], table)
+
+
+def run(arithmetic):
+    return [arithmetic.forward(batch) for batch in steps()]
+
+
+def alone(model, **changes):
+    return run(open_arithmetic(model, dataclasses.replace(CONFIG, **changes)))
+
+
+def equal(ones, others):
+    return [same(one, other) for one, other in zip(ones, others, strict=True)]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=30.0):
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return condition()
+
+
+def opened(name, model, deadline_s=120.0, **changes):
+    return open_parallel(name, model, dataclasses.replace(CONFIG, **changes), deadline_s=deadline_s)
+
+
+@pytest.fixture(scope="module")
+def three():
+    """The tiny model over three ranks, one of them without a head."""
+    arithmetic = opened("tiny", DENSE, tensor_parallel_size=3)
+    yield arithmetic
+    arithmetic.close()
+
+
+@pytest.fixture(scope="module")
+def two():
+    """The tiny mixture over two ranks: everything is split, experts included."""
+    arithmetic = opened("tiny-moe", MOE, DEADLINE_S, tensor_parallel_size=2, expert_parallel_size=2)
+    yield arithmetic
+    arithmetic.close()
+
+
+def test_three_ranks_give_the_bits_of_one(three):
+    assert equal(run(three), alone(DENSE)) == [True] * 3
+
+
+def test_the_steps_are_a_fair_question():
+    """Sums in another order must show in them."""
+    assert equal(alone(DENSE, arithmetic="free"), alone(DENSE)) == [False] * 3
+
+
+def test_each_rank_holds_its_part(three):
+    whole = open_arithmetic(DENSE, CONFIG).counts()[0]
+    counts = three.counts()
+    assert len({count["pid"] for count in counts}) == 3
+    assert [count["kv_bytes"] for count in counts] == [whole["kv_bytes"] // 2, whole["kv_bytes"] // 2, 0]
+    assert all(count["weight_bytes"] < 0.7 * whole["weight_bytes"] for count in counts)
+    assert len({count["steps"] for count in counts}) == 1
+    assert [count["threads_seen"] for count in counts] == [1, 1, 1]
+
+
+def test_a_group_says_what_it_is(three):
+    assert isinstance(three, Ranked)
+    assert isinstance(three, Closes)
+    assert not isinstance(three, HostMemory)  # a prefix cache on disk would hold one rank's pages alone
+    assert three.describe()["collectives"].startswith("gloo of torch ")
+    assert (three.name, three.definition) == ("portable", 1)
+
+
+def test_a_mixture_over_two_ranks_gives_the_bits_of_one(two):
+    assert equal(run(two), alone(MOE)) == [True] * 3
+
+
+def test_each_rank_holds_half_of_the_experts(two):
+    whole = open_arithmetic(MOE, CONFIG).counts()[0]["weight_bytes"]
+    assert all(count["weight_bytes"] < 0.6 * whole for count in two.counts())
+
+
+def test_steps_without_wanted_logits_are_steps_of_all(three):
+    batch = next(steps())
+    found = three.forward(dataclasses.replace(batch, wanted=np.empty(0, np.int32)))
+    assert found.shape == (0, 512)
+    assert equal(run(three), alone(DENSE)) == [True] * 3
+
+
+def test_experts_alone_are_split_and_free_adds_as_the_library_does():
+    arithmetic = opened("tiny-moe", MOE, expert_parallel_size=2, arithmetic="free")
+    try:
+        first, again = run(arithmetic), run(arithmetic)
+        check_that_a_step_broken_off_ends_the_ranks(arithmetic)
+    finally:
+        arithmetic.close()
+    assert equal(first, again) == [True] * 3  # noise would be no control
+    assert not any(equal(first, alone(MOE, arithmetic="free")))
+
+
+def check_that_a_step_broken_off_ends_the_ranks(arithmetic):
+    """Else the next step would meet the rest of this one."""
+
+    def short_of_memory(batch):
+        raise MemoryError("as planned")
+
+    pid = arithmetic.counts()[1]["pid"]
+    arithmetic._local.forward = short_of_memory
+    with pytest.raises(MemoryError, match="as planned"):
+        run(arithmetic)
+    assert not is_running(pid)
+    with pytest.raises(RankError, match=r"the first rank broke a step off \(MemoryError\('as planned'\)\)"):
+        run(arithmetic)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        (DENSE, {"arithmetic": "native", "tensor_parallel_size": 2}, "portable and free can be split"),
+        (DENSE, {"expert_parallel_size": 2}, "the model has 0 experts"),
+        (MOE, {"expert_parallel_size": 9}, "expert_parallel_size 9: the model has 8 experts"),
+        (MOE, {"tensor_parallel_size": 2, "expert_parallel_size": 4}, "expected equal, or one of them 1"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_before_a_process_starts(model, changes, message):
+    with pytest.raises(NotSupported, match=message):
+        opened("tiny", model, **changes)
+
+
+def test_a_rank_with_other_weights_is_named_and_ended():
+    config = dataclasses.replace(CONFIG, tensor_parallel_size=2)
+    message = f"rank 1 .* does not match the first rank: model digest: expected '{DENSE.digest}', found '{MOE.digest}'"
+    with pytest.raises(RankError, match=message) as caught:
+        open_parallel("tiny", DENSE, config, others={1: "tiny-moe"})
+    pid = int(str(caught.value).split("process ")[1].split(")")[0])
+    assert not is_running(pid)
+
+
+def test_a_rank_that_cannot_load_its_model_says_why():
+    config = dataclasses.replace(CONFIG, tensor_parallel_size=2)
+    with pytest.raises(RankError, match=r"rank 1 .*: ModelError: model 'tiny-moo'"):
+        open_parallel("tiny", DENSE, config, others={1: "tiny-moo"})
+
+
+def test_a_port_in_use_is_named():
+    before = children_of(os.getpid())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RankError, match=rf"rendezvous_port {port} of 127\.0\.0\.1 cannot be opened: it is in use"):
+            opened("tiny", DENSE, tensor_parallel_size=2, rendezvous_port=port)
+    assert children_of(os.getpid()) == before
+
+
+def children_of(pid):
+    """Ranks, by parent process id."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rsplit(")", 1)[1].split()
+            command = (entry.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z" and b"engines.bundled.parallel.rank" in command:
+            found.append(int(entry.parent.name))
+    return sorted(found)
+
+
+def test_a_silent_rank_is_named_by_the_deadline(two):
+    pid = two.counts()[1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(RankError, match=rf"of 2 ranks, rank 1 \(process {pid}\) is running, but takes no part"):
+        run(two)
+    assert time.monotonic() - begun < 10 * DEADLINE_S
+    assert not is_running(pid)
+
+
+def test_a_lost_rank_is_named_and_nobody_stays_behind(three):
+    pids = [count["pid"] for count in three.counts()[1:]]
+    os.kill(pids[1], signal.SIGKILL)
+    message = rf"of 3 ranks, rank 2 \(process {pids[1]}\) was ended by signal SIGKILL"
+    with pytest.raises(RankError, match=message):
+        run(three)
+    assert not any(map(is_running, pids))
+    with pytest.raises(RankError, match=message):  # and so it stays
+        three.counts()
+
+
+PARENT = """
+import dataclasses, sys, time
+sys.path.insert(0, sys.argv[1])
+import test_parallel_ranks as t
+arithmetic = t.opened("tiny", t.DENSE, tensor_parallel_size=2)
+t.run(arithmetic)
+print(*[count["pid"] for count in arithmetic.counts()[1:]], flush=True)
+time.sleep(600)
+"""
+
+
+def test_ranks_end_when_the_first_one_is_killed():
+    command = [sys.executable, "-c", PARENT, str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 1
+        assert is_running(pids[0])
+        parent.kill()
+    assert wait_for(lambda: not any(map(is_running, pids)))
