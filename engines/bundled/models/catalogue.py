@@ -9,11 +9,12 @@ from typing import NamedTuple
 from engines.bundled.errors import ModelError
 from engines.bundled.models import smollm2, tiny
 from engines.bundled.models.source import Source
+from engines.bundled.vision import tiny_vit
 
 FOLDER = "FOLDER"
-FOLDER_DESCRIPTION = "a Hugging Face folder: config.json (LlamaForCausalLM), *.safetensors, tokenizer.json"
+FOLDER_DESCRIPTION = "a Hugging Face folder: config.json of Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE, *.safetensors"
 GGUF = "FILE.gguf"
-GGUF_DESCRIPTION = "a GGUF file of a Llama-family model with a byte-level BPE tokenizer"
+GGUF_DESCRIPTION = "a GGUF file of architecture llama, qwen2, qwen3 or qwen3moe"
 
 
 class Listing(NamedTuple):
@@ -31,6 +32,8 @@ def list_models() -> tuple[Listing, ...]:
     return (
         Listing(smollm2.NAME, smollm2.DESCRIPTION, here, smollm2.FETCH),
         Listing(tiny.NAME, tiny.DESCRIPTION, True, "always here"),
+        Listing(tiny.MOE_NAME, tiny.MOE_DESCRIPTION, True, "always here"),
+        Listing(tiny_vit.NAME, tiny_vit.DESCRIPTION, True, "always here"),
         Listing(FOLDER, FOLDER_DESCRIPTION, True, "give its path"),
         Listing(GGUF, GGUF_DESCRIPTION, True, "give its path"),
     )
@@ -40,8 +43,12 @@ def open_source(model: str) -> Source:
     """The source of a model by name or path. Raises ModelError for what is unknown or missing."""
     if model == tiny.NAME:
         return tiny.TinySource()
+    if model == tiny.MOE_NAME:
+        return tiny.TinySource(tiny.MOE_NAME, tiny.MOE_CONFIG)
     if model == smollm2.NAME:
         return smollm2.open_smollm2()
+    if model == tiny_vit.NAME:
+        raise ModelError(f"model {model!r}: it encodes images and has no text; it serves component cells alone")
     return _open_path(model)
 
 
@@ -55,7 +62,7 @@ def _open_path(model: str) -> Source:
         from engines.bundled.models.folder import FolderSource
 
         return FolderSource(path, path.resolve().name)
-    names = (tiny.NAME, smollm2.NAME)
+    names = (tiny.NAME, tiny.MOE_NAME, smollm2.NAME)
     near = difflib.get_close_matches(model, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     known = ", ".join(map(repr, names))

@@ -13,13 +13,14 @@ from pathlib import Path
 from engines.bundled.config import Model
 from engines.bundled.errors import ModelError
 from engines.bundled.models.cache import building, cache_folder, file_sha256, remembered
+from engines.bundled.models.config_file import config_json
 from engines.bundled.models.digest import model_digest
 from engines.bundled.models.folder import SINGLE, FolderSource, read_json
 from engines.bundled.models.gguf_file import GgufFile
 from engines.bundled.models.gguf_tokenizer import write_tokenizer
-from engines.bundled.models.llama import config_json, tensor_shapes
 from engines.bundled.models.safetensors_file import write_tensors
 from engines.bundled.models.source import Origin
+from engines.bundled.models.tensors import tensor_shapes
 
 SCHEMA = 1
 VERSION = 1  # of the conversion; a change that can move a bit or a token id is a new one

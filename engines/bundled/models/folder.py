@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from engines.bundled.config import Float32, Model, ModelConfig
+from engines.bundled.config import Model, ModelConfig
 from engines.bundled.errors import ModelError
 from engines.bundled.models.cache import remembered
+from engines.bundled.models.config_file import Json, parse_config
 from engines.bundled.models.digest import model_digest
-from engines.bundled.models.llama import Json, choose_weights, parse_config
-from engines.bundled.models.safetensors_file import read_header, read_tensors
+from engines.bundled.models.safetensors_file import StoredTensors, read_header, read_tensors
 from engines.bundled.models.source import Origin
+from engines.bundled.models.tensors import choose_tensors
 from engines.bundled.tokenizer import FileTokenizer
 
 INDEX = "model.safetensors.index.json"
@@ -52,12 +53,10 @@ class FolderSource:
         kinds = {entry.dtype for path in self.weight_files() for entry in read_header(path).values()}
         return Origin(kind="folder", quantisation="+".join(sorted(kinds)))
 
-    def read_weights(self) -> dict[str, Float32]:
-        """The tensors the model uses. Raises ModelError."""
-        tensors: dict[str, Float32] = {}
-        for path in self.weight_files():
-            tensors |= read_tensors(path)
-        return choose_weights(str(self.folder), self.config(), tensors)
+    def read_weights(self) -> StoredTensors:
+        """The tensors the model uses, read when asked for. Raises ModelError."""
+        tensors = read_tensors(*self.weight_files())
+        return tensors.only(choose_tensors(str(self.folder), self.config(), tensors.shapes()))
 
     def weight_files(self) -> list[Path]:
         """The safetensors files in order. Raises ModelError if there are none, or a shard of the index is missing."""

@@ -1,5 +1,5 @@
 """Reads and writes .safetensors files with numpy alone: mapped where they hold float32, converted where they
-do not.
+do not, one tensor at a time.
 
 It knows tensors, not models. Source: the format's page (8 bytes little-endian header length, a JSON header,
 data). Rules: float16 and bfloat16 become float32 exactly; any other type is refused by name.
@@ -8,8 +8,9 @@ data). Rules: float16 and bfloat16 become float32 exactly; any other type is ref
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,27 +65,68 @@ def _parse_header(text: bytes, data: int) -> dict[str, Entry]:
     }
 
 
-def read_tensors(path: Path) -> dict[str, Float32]:
-    """Name to float32 tensor. float32 tensors are views of the mapped file: read-only, loaded when touched."""
-    raw = np.memmap(path, np.uint8, mode="r")
-    return {name: _to_float32(path, name, entry, raw) for name, entry in read_header(path).items()}
+class StoredTensors(Mapping[str, Float32]):
+    """Tensors of some files, read when they are asked for: float32 as read-only views of the mapped file, others
+    converted anew each time, so that no more than one of them needs to be in memory.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[Path, Entry]]) -> None:
+        self._places = dict(places)
+        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+
+    def __getitem__(self, name: str) -> Float32:
+        path, entry = self._places[name]
+        dtype = np.dtype(_DTYPES[entry.dtype])
+        if entry.dtype == "F32":
+            return self._mapped(path)[entry.start : entry.end].view(dtype).reshape(entry.shape)
+        stored = np.fromfile(path, dtype, (entry.end - entry.start) // dtype.itemsize, offset=entry.start)
+        if entry.dtype == "F16":
+            return stored.astype(np.float32).reshape(entry.shape)
+        bits = stored.astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32).reshape(entry.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name to shape, from the headers alone."""
+        return {name: entry.shape for name, (_, entry) in self._places.items()}
+
+    def only(self, names: Iterable[str]) -> StoredTensors:
+        """These tensors, in this order."""
+        return StoredTensors({name: self._places[name] for name in names})
+
+    def _mapped(self, path: Path) -> npt.NDArray[np.uint8]:
+        if path not in self._maps:
+            self._maps[path] = np.memmap(path, np.uint8, mode="r")
+        return self._maps[path]
 
 
-def _to_float32(path: Path, name: str, entry: Entry, raw: npt.NDArray[np.uint8]) -> Float32:
+def read_tensors(*paths: Path) -> StoredTensors:
+    """The tensors of some files, by name. Raises ModelError for a type, a size or a second tensor of one name."""
+    places: dict[str, tuple[Path, Entry]] = {}
+    for path in paths:
+        for name, entry in read_header(path).items():
+            _check_entry(path, name, entry)
+            if name in places:
+                raise ModelError(f"{path}: tensor {name} is in {places[name][0].name} too; expected it once")
+            places[name] = (path, entry)
+    return StoredTensors(places)
+
+
+def _check_entry(path: Path, name: str, entry: Entry) -> None:
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None:
         known = ", ".join(sorted(_DTYPES))
         msg = f"{path}: tensor {name} is {entry.dtype}; supported: {known}"
         raise ModelError(msg)
-    if entry.end - entry.start != np.dtype(dtype).itemsize * int(np.prod(entry.shape)):
+    if entry.end - entry.start != np.dtype(dtype).itemsize * math.prod(entry.shape):
         found = f"{entry.end - entry.start} bytes of {entry.dtype}"
         raise ModelError(f"{path}: tensor {name} of shape {entry.shape} has {found}; download it again")
-    tensor = np.frombuffer(raw[entry.start : entry.end], dtype).reshape(entry.shape)
-    if entry.dtype == "F32":
-        return tensor
-    if entry.dtype == "F16":
-        return tensor.astype(np.float32)
-    return (tensor.astype(np.uint32) << 16).view(np.float32)
 
 
 def write_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, Float32]]) -> None:

@@ -1,4 +1,4 @@
-"""The tiny model: a seeded random Llama made in memory, for tests and first steps.
+"""The tiny models: a seeded random Llama and a mixture of experts made in memory, for tests and first steps.
 
 It reads nothing. Rules: every weight is integer arithmetic and one rounding, so the digest is the same on
 every machine; the scales are chosen so that logits are spread, no token repeats itself for ever, and sums are
@@ -8,14 +8,15 @@ long enough for their order to show.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.bundled.config import Float32, Model, ModelConfig
 from engines.bundled.models.digest import model_digest
-from engines.bundled.models.llama import EMBEDDING, tensor_shapes
 from engines.bundled.models.source import Origin
+from engines.bundled.models.tensors import EMBEDDING, tensor_shapes
 from engines.bundled.tokenizer import ByteTokenizer
 
 NAME = "tiny"
@@ -37,42 +38,58 @@ CONFIG = ModelConfig(
     eos_token_ids=(ByteTokenizer.END,),
 )
 
+MOE_NAME = "tiny-moe"
+MOE_DESCRIPTION = "seeded random Qwen3-MoE (2 layers, 8 experts of which 4 answer), made in memory for tests"
+MOE_CONFIG = replace(
+    CONFIG,
+    architecture="Qwen3MoeForCausalLM",
+    qk_norm=True,
+    num_experts=8,
+    num_experts_per_tok=4,
+    moe_intermediate_size=80,  # two chunks and a half
+)
+
 _EMBEDDING_SCALE = 0.6  # small beside what the layers add, or a tied model repeats its input
 _PROJECTION_SCALE = 0.5  # queries and keys of spread 2: attention is neither flat nor one-hot
 _NORM_SCALE = 0.5  # norms lie in [0.75, 1.25)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
+@dataclass(frozen=True, slots=True)
 class TinySource:
-    """The tiny model as a source."""
+    """A tiny model as a source."""
+
+    name: str = NAME
+    shape: ModelConfig = CONFIG
 
     def config(self) -> ModelConfig:
         """Its shape."""
-        return CONFIG
+        return self.shape
 
     def tokenizer(self) -> ByteTokenizer:
         """Bytes as ids."""
-        return ByteTokenizer(CONFIG.vocab_size)
+        return ByteTokenizer(self.shape.vocab_size)
 
     def model(self) -> Model:
         """Its weights, made anew."""
-        weights = make_weights()
-        return Model(name=NAME, config=CONFIG, weights=weights, digest=model_digest(CONFIG, weights))
+        weights = make_weights(self.shape)
+        return Model(name=self.name, config=self.shape, weights=weights, digest=model_digest(self.shape, weights))
 
     def origin(self) -> Origin:
         """Made in memory."""
         return Origin(kind="memory", quantisation="none")
 
 
-def make_weights() -> dict[str, Float32]:
+def make_weights(shape: ModelConfig = CONFIG) -> dict[str, Float32]:
     """All tensors; each from its own run of hashes, so that adding one would not move the others."""
     return {
-        name: _make_tensor(name, shape, np.uint64(SEED + (index << 32)))
-        for index, (name, shape) in enumerate(tensor_shapes(CONFIG).items())
+        name: make_tensor(name, size, np.uint64(SEED + (index << 32)))
+        for index, (name, size) in enumerate(tensor_shapes(shape).items())
     }
 
 
-def _make_tensor(name: str, shape: tuple[int, ...], seed: np.uint64) -> Float32:
+def make_tensor(name: str, shape: tuple[int, ...], seed: np.uint64) -> Float32:
+    """A seeded random tensor: an embedding, a projection, or the gain of a norm (one dimension)."""
     centred = (_uniform(math.prod(shape), seed) - np.float32(0.5)).reshape(shape)  # exact
     if len(shape) == 1:
         return np.float32(1) + centred * np.float32(_NORM_SCALE)

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Model, ModelConfig
 from engines.bundled.kernels.build import COMPILERS
 from engines.bundled.kernels.interface import KernelError
 from engines.bundled.kernels.isa import ISAS, resolve_isa
 from engines.bundled.kernels.library import load
+from engines.bundled.models.tensors import tensor_shapes
 
 CONFIG = EngineConfig(
     arithmetic="portable",
@@ -55,7 +57,7 @@ def normal(seed, *shape, scale=1.0):
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
 
 
-def tiny_model(heads=4, kv_heads=2, head_dim=16, hidden=64, inner=160, layers=2, vocab=512, seed=0) -> Model:
+def tiny_model(heads=4, kv_heads=2, head_dim=16, hidden=64, inner=160, layers=2, vocab=512, seed=0, **more) -> Model:
     config = ModelConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -70,11 +72,10 @@ def tiny_model(heads=4, kv_heads=2, head_dim=16, hidden=64, inner=160, layers=2,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_ids=(2,),
+        **more,
     )
-    from engines.bundled.arithmetic.weights import expected_shapes
-
     weights = {}
-    for i, (name, shape) in enumerate(sorted(expected_shapes(config).items())):
+    for i, (name, shape) in enumerate(sorted(tensor_shapes(config).items())):
         if "norm" in name:
             weights[name] = (1 + normal(seed * 1000 + i, *shape, scale=0.1)).astype(np.float32)
         else:
@@ -107,3 +108,33 @@ def pages_for(config=CONFIG, rows=1, seed=None):
 
 def options(**changes) -> EngineConfig:
     return replace(CONFIG, **changes)
+
+
+def opened(model, garbage=np.nan, **changes):
+    """An arithmetic whose KV pages hold stale garbage."""
+    arithmetic = open_arithmetic(model, options(**changes))
+    for pages in arithmetic.pages:
+        pages.keys[...] = garbage
+        pages.values[...] = garbage
+    return arithmetic
+
+
+def run_schedule(arithmetic, sequences, table, random):
+    """Logits (length, vocab) of each sequence, computed in steps of random company, chunk sizes and order."""
+    done = [0] * len(sequences)
+    logits = [np.full((len(ids), 0), np.nan, np.float32) for ids in sequences]
+    while any(d < len(ids) for d, ids in zip(done, sequences, strict=True)):
+        unfinished = [i for i, ids in enumerate(sequences) if done[i] < len(ids)]
+        rows = random.sample(unfinished, random.randint(1, len(unfinished)))
+        pieces = []
+        for i in rows:
+            first = max(0, done[i] - random.choice([0, 0, 0, 3]))  # now and then some positions are computed again
+            last = min(len(sequences[i]), done[i] + random.choice([1, 1, 2, 7, 30]))
+            pieces.append((i, first, sequences[i][first:last]))
+            done[i] = last
+        out = arithmetic.forward(step(pieces, table))
+        for i, first, ids in pieces:
+            if logits[i].shape[1] == 0:
+                logits[i] = np.full((len(sequences[i]), out.shape[1]), np.nan, np.float32)
+            logits[i][first : first + len(ids)], out = out[: len(ids)], out[len(ids) :]
+    return logits

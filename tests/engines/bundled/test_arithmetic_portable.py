@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from arithmetic_cases import BUILDS, options, pages_for, same, step, tiny_model, tokens
+from arithmetic_cases import BUILDS, opened, options, pages_for, run_schedule, same, step, tiny_model, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,36 +31,6 @@ def reference(shape):
     model = tiny_model(**SHAPES[shape])
     sequences = [tokens(i, n, model.config.vocab_size) for i, n in enumerate(LENGTHS)]
     return model, sequences, [twin.forward(model, ids) for ids in sequences]
-
-
-def opened(model, garbage=np.nan, **changes):
-    """An arithmetic whose KV pages hold stale garbage."""
-    arithmetic = open_arithmetic(model, options(**changes))
-    for pages in arithmetic.pages:
-        pages.keys[...] = garbage
-        pages.values[...] = garbage
-    return arithmetic
-
-
-def run_schedule(arithmetic, sequences, table, random):
-    """Logits (length, vocab) of each sequence, computed in steps of random company, chunk sizes and order."""
-    done = [0] * len(sequences)
-    logits = [np.full((len(ids), 0), np.nan, np.float32) for ids in sequences]
-    while any(d < len(ids) for d, ids in zip(done, sequences, strict=True)):
-        unfinished = [i for i, ids in enumerate(sequences) if done[i] < len(ids)]
-        rows = random.sample(unfinished, random.randint(1, len(unfinished)))
-        pieces = []
-        for i in rows:
-            first = max(0, done[i] - random.choice([0, 0, 0, 3]))  # now and then some positions are computed again
-            last = min(len(sequences[i]), done[i] + random.choice([1, 1, 2, 7, 30]))
-            pieces.append((i, first, sequences[i][first:last]))
-            done[i] = last
-        out = arithmetic.forward(step(pieces, table))
-        for i, first, ids in pieces:
-            if logits[i].shape[1] == 0:
-                logits[i] = np.full((len(sequences[i]), out.shape[1]), np.nan, np.float32)
-            logits[i][first : first + len(ids)], out = out[: len(ids)], out[len(ids) :]
-    return logits
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -130,10 +101,7 @@ def test_biases_and_an_untied_head():
         for name, size in (("q", 64), ("k", 32), ("v", 32))
     }
     extra["lm_head.weight"] = tiny_model(layers=1, vocab=96, seed=9).weights["model.embed_tokens.weight"]
-    config = type(model.config)(
-        **{n: getattr(model.config, n) for n in model.config.__slots__ if n != "tie_word_embeddings"},
-        tie_word_embeddings=False,
-    )
+    config = replace(model.config, qkv_bias=True, tie_word_embeddings=False)
     changed = Model(name="biased", config=config, weights=dict(model.weights) | extra, digest="")
     ids = tokens(1, 12, 96)
     found = opened(changed).forward(step([(0, 0, ids)], pages_for()))

@@ -154,17 +154,20 @@ def paged(page_size, kv_heads, dim, lengths, seed):
 
 @every_build
 @pytest.mark.parametrize(
-    ("page_size", "heads", "kv_heads", "dim", "key_chunk"),
+    ("page_size", "heads", "kv_heads", "dim", "key_chunk", "window"),
     [
-        (16, 3, 1, 64, 256),
-        (8, 4, 2, 16, 256),
-        (32, 5, 1, 24, 16),
-        (5, 2, 2, 6, 48),
-        (1, 8, 2, 8, 256),
-        (4, 1, 1, 4, 32),
+        (16, 3, 1, 64, 256, 0),
+        (16, 3, 1, 64, 256, 300),  # reaches over the edge of a chunk
+        (8, 4, 2, 16, 256, 0),
+        (32, 5, 1, 24, 16, 0),
+        (32, 5, 1, 24, 16, 21),  # more than a chunk, starting anywhere in one
+        (5, 2, 2, 6, 48, 0),
+        (5, 2, 2, 6, 48, 16),
+        (1, 8, 2, 8, 256, 1),
+        (4, 1, 1, 4, 32, 33),
     ],
 )
-def test_attention_equals_the_twin(kernels, page_size, heads, kv_heads, dim, key_chunk):
+def test_attention_equals_the_twin(kernels, page_size, heads, kv_heads, dim, key_chunk, window):
     lengths = [1, 2, 15, 16, 17, 40, 60, 130] if dim < 64 else [1, 255, 256, 257, 600]
     pages, table, sequences = paged(page_size, kv_heads, dim, lengths, seed=dim)
     qkv = normal(11, len(lengths), (heads + 2 * kv_heads) * dim)
@@ -178,12 +181,40 @@ def test_attention_equals_the_twin(kernels, page_size, heads, kv_heads, dim, key
     for s, (k, v) in enumerate(sequences):
         for h in range(kv_heads):
             q = qkv[s, h * group * dim : (h + 1) * group * dim].reshape(group, dim)
-            part = twin.attention(q, k[:, h], v[:, h], key_chunk)
+            part = twin.attention(q, k[:, h], v[:, h], key_chunk, window)
             expected[s, h * group * dim : (h + 1) * group * dim] = part.reshape(-1)
     for threads in (1, 2):
         out = np.full_like(expected, np.nan)
-        kernels.attend(qkv, rows, pages, heads, key_chunk, threads, out)
+        kernels.attend(qkv, rows, pages, heads, key_chunk, window, threads, out)
         assert same(out, expected)
+
+
+def test_a_window_is_attention_over_the_newest_keys_by_absolute_position():
+    """In float64: what lies before the window has no weight, and what chunk it lies in does not matter."""
+    q, keys, values = normal(1, 2, 8), normal(2, 50, 8), normal(3, 50, 8)
+    for window in (1, 7, 16, 49, 50, 99):
+        k, v = keys[-window:].astype(np.float64), values[-window:].astype(np.float64)
+        weights = np.exp(q @ k.T / np.sqrt(8))
+        expected = weights / weights.sum(1, keepdims=True) @ v
+        assert np.abs(twin.attention(q, keys, values, 16, window) - expected).max() < 1e-6
+    assert same(twin.attention(q, keys, values, 16, 50), twin.attention(q, keys, values, 16))
+
+
+@every_build
+def test_head_norms_and_biases_equal_the_twin(kernels):
+    heads, kv_heads, dim = 3, 2, 24
+    qkv, bias = normal(31, 9, (heads + 2 * kv_heads) * dim), normal(32, (heads + 2 * kv_heads) * dim)
+    gains = normal(33, dim), normal(34, dim)
+    expected = (qkv + bias).reshape(9, -1, dim)
+    expected[:, :3] = twin.rms_norm(expected[:, :3], gains[0], 1e-6)
+    expected[:, 3:5] = twin.rms_norm(expected[:, 3:5], gains[1], 1e-6)
+    for threads in (1, 2):
+        out = qkv.copy()
+        kernels.add_bias(out, bias, threads)
+        kernels.norm_heads(out, *gains, kv_heads, 1e-6, threads)
+        assert same(out.reshape(9, -1, dim), expected)
+    with pytest.raises(ValueError, match="expected whole heads of one gain's size, more than 8"):
+        kernels.norm_heads(qkv, *gains, 4, 1e-6, 1)
 
 
 @every_build

@@ -1,0 +1,1 @@
+"""A vision encoder: images of any size, packed into one pass, to one embedding per patch."""
