@@ -15,7 +15,7 @@ import numpy as np
 from engines.bundled.batch import Arithmetic, StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
 from engines.bundled.gpu.cases import hashed
-from engines.bundled.models.llama import tensor_shapes
+from engines.bundled.models.tensors import tensor_shapes
 
 PAGE = 16
 SMOLLM2 = ModelConfig(

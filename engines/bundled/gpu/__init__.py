@@ -1,7 +1,8 @@
-"""The bundled engine on an NVIDIA GPU: `portable` with the CPU's bits, `free` as its control, `native` by torch.
+"""The bundled engine on an NVIDIA GPU: `portable` with the CPU's bits, `tensorcore` in bfloat16, `free` and `native`.
 
-It does not know requests or scheduling. Rules: nothing here imports torch unless `native` asks; what this machine lacks
-is said when the arithmetic is opened; kernels that do not give the CPU's bits on a start-up check are not used.
+It does not know requests or scheduling. Rules: nothing here imports torch unless `native` or bfloat16 asks; what this
+machine lacks is said when the arithmetic is opened; kernels that do not give the CPU's bits on a start-up check are not
+used.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arit
         ValueError: another arithmetic or device name, or a model whose weights do not fit its shape.
     """
     index = device_index(device)
+    if config.dtype == "bfloat16":
+        return _open_bfloat16(model, config, index)
+    if config.arithmetic == "tensorcore":
+        raise NotSupported("arithmetic=tensorcore computes in bfloat16; set dtype=bfloat16")
     if config.arithmetic == "native":
         from engines.bundled.gpu.native import open_native
 
@@ -37,6 +42,25 @@ def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arit
     from engines.bundled.gpu.start import start_kernels
 
     return start_kernels(model, config, index)
+
+
+def check_dtype(config: EngineConfig, device: str) -> None:
+    """Raises NotSupported for bfloat16 where there is no GPU to compute it."""
+    if device == "cpu" and (config.arithmetic == "tensorcore" or config.dtype != "float32"):
+        raise NotSupported(
+            f"arithmetic={config.arithmetic}, dtype={config.dtype}: bfloat16 runs on an NVIDIA GPU alone; "
+            "set device=cuda on a machine that has one"
+        )
+
+
+def _open_bfloat16(model: Model, config: EngineConfig, index: int) -> Arithmetic:
+    if config.arithmetic == "portable":
+        raise NotSupported("arithmetic=portable is defined in float32; set dtype=float32, or arithmetic=tensorcore")
+    try:
+        from engines.bundled.gpu.tensorcore.start import open_model
+    except ImportError as error:
+        raise NotSupported(f"dtype=bfloat16 needs Triton, which comes with CUDA builds of torch: {error}") from error
+    return open_model(model, config, index)
 
 
 def fit_pages(model: Model, config: EngineConfig, device: str) -> EngineConfig:

@@ -25,6 +25,7 @@ FIELDS: dict[str, str] = {
     "pack": "weight:p out:p N:i K:i padded:i",
     "embed": "table:p token:p out:p",
     "rms_norm": "x:p gain:p row:p out:p gathered:i eps:f",
+    "norm_heads": "qkv:p q_gain:p k_gain:p eps:f",
     "rope_store": _ROPE,
     "swiglu_rows": "gate_up:p out:p M:i",
     "exponential": "x:p out:p n:i",

@@ -86,6 +86,15 @@ class Operators:
         self._kernels.rms_norm(x, gain, eps, self._threads, cpu)
         return Pair(name=name, gpu=self._run([launch], out, x.shape), cpu=cpu)
 
+    def norm_heads(self, name: str, qkv: Float32, gains: tuple[Float32, Float32], eps: float) -> Pair:
+        """Rows of q, k and v; the heads of q and of k are normed in place."""
+        cpu, on_device = qkv.copy(), self._put(qkv)
+        q_gain, k_gain = gains
+        self._kernels.norm_heads(cpu, q_gain, k_gain, self._shape.kv_heads, eps, self._threads)
+        on_gains = self._put(q_gain), self._put(k_gain)
+        launch = operators.norm_heads(self._shape, on_device, on_gains[0], on_gains[1], len(qkv), eps)
+        return Pair(name=name, gpu=self._run([launch], on_device, cpu.shape), cpu=cpu)
+
     def swiglu(self, name: str, gate_up: Float32) -> Pair:
         """Rows of twice the model's inner size."""
         cpu = np.empty((len(gate_up), self._shape.inner), np.float32)
@@ -135,7 +144,7 @@ class Operators:
         )
         out = np.empty((len(qkv), s.heads * s.dim), np.float32)
         self._kernels.rope_store(qkv, table, rows, pages, self._threads)
-        self._kernels.attend(qkv, rows, pages, s.heads, key_chunk, self._threads, out)
+        self._kernels.attend(qkv, rows, pages, s.heads, key_chunk, 0, self._threads, out)
         return out
 
     def _run(self, launches: list[Launch], out: int, shape: tuple[int, ...]) -> Float32:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engines.bundled.config import ModelConfig
 from engines.bundled.errors import NotSupported
 from engines.bundled.gpu.interface import Launch, Shape
 
@@ -49,6 +50,18 @@ class Tuning:
 
     kernel: str | None = None  # "few_rows_8", "many_rows_64", ...
     share: int = 0
+
+
+def check_model(config: ModelConfig, positions: int) -> None:
+    """Raises NotSupported, by name, for what these kernels do not compute in a context of `positions` tokens."""
+    windows = sorted({window for window in config.windows if 0 < window < positions})
+    rules = (
+        (not config.num_experts, f"it has {config.num_experts} experts"),
+        (not windows, f"it has a sliding window of {windows and windows[0]} tokens in contexts of {positions}"),
+    )
+    wrong = [text for holds, text in rules if not holds]
+    if wrong:
+        raise NotSupported(f"the GPU kernels do not compute this model: {'; '.join(wrong)}; use device=cpu")
 
 
 def check_shape(shape: Shape) -> None:
@@ -190,6 +203,14 @@ def rms_norm(shape: Shape, x: int, gain: int, out: int, rows: int, eps: float, g
         shared=4 * (shape.hidden + 4),
         arguments={"x": x, "gain": gain, "row": gathered or 0, "out": out,
                    "gathered": int(gathered is not None), "eps": eps},
+    )  # fmt: skip
+
+
+def norm_heads(shape: Shape, qkv: int, q_gain: int, k_gain: int, rows: int, eps: float) -> Launch:
+    """RMSNorm of each query and key head of `rows` rows, in place."""
+    return Launch(
+        kernel="norm_heads", grid=(rows, shape.heads + shape.kv_heads, 1), block=128, shared=4 * (shape.dim + 4),
+        arguments={"qkv": qkv, "q_gain": q_gain, "k_gain": k_gain, "eps": eps},
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.bundled.arithmetic.order import DEFINITION, Order, portable_order
-from engines.bundled.arithmetic.rope import rope_table
+from engines.bundled.arithmetic.rope import model_rope_table
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
 from engines.bundled.gpu import fused, operators
@@ -78,16 +78,18 @@ class GpuArithmetic:
         self.definition = DEFINITION if self.name == "portable" else 0
         self.machine, self.shape = machine, shape
         self.fused_steps = self.graph_steps = self.steps = 0
-        self.use_fused = shape.cluster > 0 and self.name == "portable"
+        # Fused steps do not normalise heads.
+        self.use_fused = shape.cluster > 0 and self.name == "portable" and not c.qk_norm
         self.use_graphs = True
         self.pool_pages = config.num_pages
         self.model, self._config, self.kernels = c, config, kernels
         positions = min(c.max_position_embeddings, config.num_pages * config.page_size)
+        operators.check_model(c, positions)
         self.pitch = -(-positions // config.page_size)
         self.weights = load_weights(
             machine, model, config.num_pages * config.page_size * c.num_key_value_heads * c.head_dim
         )
-        table = rope_table(positions, c.head_dim, c.rope_theta)
+        table = model_rope_table(c, positions)
         self._cos_sin = machine.allocate(table.size)
         machine.upload(self._cos_sin, table)
         self.partial = machine.allocate(operators.PARTIAL_FLOATS)
@@ -185,6 +187,7 @@ class GpuArithmetic:
         return [
             operators.rms_norm(s, b.hidden, layer.attention_norm, b.normed, rows, eps),
             self._linear(b.normed, layer.qkv, b.qkv, rows, qkv, s.hidden, order.qkv, bias=layer.qkv_bias),
+            *self._norm_heads(step, b, layer),
             self._rope(step, b, layer),
             *self._attention(step, order, b, layer),
             self._linear(
@@ -212,6 +215,12 @@ class GpuArithmetic:
             "position": b.inputs + 8 * step.tokens,
             "pages": step.pitch,
         }
+
+    def _norm_heads(self, step: Step, b: Buffers, layer: GpuLayer) -> list[Launch]:
+        if not layer.q_norm:
+            return []
+        s, eps = self.shape, self.model.rms_norm_eps
+        return [operators.norm_heads(s, b.qkv, layer.q_norm, layer.k_norm, step.tokens, eps)]
 
     def _rope(self, step: Step, b: Buffers, layer: GpuLayer) -> Launch:
         return Launch(

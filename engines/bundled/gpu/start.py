@@ -33,7 +33,7 @@ def open_machine(
     model: Model, config: EngineConfig, index: int, clusters: tuple[int, ...] = CLUSTERS
 ) -> tuple[CudaMachine, Shape]:
     """The device with kernels compiled for this model, and the shape they were compiled for."""
-    for cluster in clusters:
+    for cluster in () if model.config.qk_norm else clusters:  # fused steps do not normalise heads
         shape = shape_of(model.config, config.page_size, cluster)
         if not fused.shape_fits(shape, cluster):
             continue

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engines.bundled.arithmetic.weights import GATE_UP, QKV, check_weights, join, join_bias
+from engines.bundled.arithmetic.weights import GATE_UP, QKV, check_weights, head_norms, join, join_bias
 from engines.bundled.config import Float32, Model
 from engines.bundled.gpu.interface import Machine
 from engines.bundled.gpu.operators import pack, padded
@@ -17,11 +17,13 @@ from engines.bundled.gpu.operators import pack, padded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLayer:
-    """Addresses of one decoder layer; qkv_bias is 0 where the model has none."""
+    """Addresses of one decoder layer; a bias or a norm of heads that the model does not have is 0."""
 
     attention_norm: int
     qkv: int
     qkv_bias: int
+    q_norm: int
+    k_norm: int
     attention_out: int
     mlp_norm: int
     gate_up: int
@@ -67,11 +69,13 @@ class WeightLoader:
     def layer(self, i: int, kv_floats: int) -> GpuLayer:
         """Layer i with `kv_floats` floats each for its keys and values."""
         w, prefix = self._model.weights, f"model.layers.{i}"
-        bias = join_bias(w, i, QKV)
+        bias, norms = join_bias(w, i, QKV), head_norms(w, i)
         return GpuLayer(
             attention_norm=self.plain(w[f"{prefix}.input_layernorm.weight"]),
             qkv=self.matrix(join(w, i, QKV)),
             qkv_bias=0 if bias is None else self.plain(bias),
+            q_norm=0 if norms is None else self.plain(norms[0]),
+            k_norm=0 if norms is None else self.plain(norms[1]),
             attention_out=self.matrix(w[f"{prefix}.self_attn.o_proj.weight"]),
             mlp_norm=self.plain(w[f"{prefix}.post_attention_layernorm.weight"]),
             gate_up=self.matrix(join(w, i, GATE_UP)),

@@ -60,6 +60,27 @@ KERNEL(rms_norm, NormArguments, 128) {
   for (int k = t; k < HIDDEN; k += 128) a.out[static_cast<long>(m) * HIDDEN + k] = mul(divide(x[k], r), a.gain[k]);
 }
 
+struct HeadNormArguments {
+  float* qkv;           // (M, QKV), q and k normalised in place
+  const float* q_gain;  // DIM floats
+  const float* k_gain;
+  float eps;
+};
+KERNEL(norm_heads, HeadNormArguments, 128) {
+  SHARED(float, x);
+  const int t = threadIdx.x, h = blockIdx.y;
+  let_next_start();
+  wait_previous();
+  float* head = a.qkv + static_cast<long>(blockIdx.x) * QKV + h * DIM;
+  const float* gain = h < HEADS ? a.q_gain : a.k_gain;
+  for (int k = t; k < DIM; k += 128) x[k] = head[k];
+  __syncthreads();
+  root_mean_square(x, DIM, a.eps, x + DIM);
+  __syncthreads();
+  const float r = x[DIM];
+  for (int k = t; k < DIM; k += 128) head[k] = mul(divide(x[k], r), gain[k]);
+}
+
 struct RopeArguments {
   float* qkv;            // (M, QKV), q and k rotated in place
   const float* cos_sin;  // (positions, DIM)

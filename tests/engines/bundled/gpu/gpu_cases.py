@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from engines.bundled.batch import StepBatch
@@ -9,6 +11,7 @@ from engines.bundled.config import EngineConfig, Model
 from engines.bundled.gpu.emulated import EmulatedMachine
 from engines.bundled.gpu.portable import GpuArithmetic, shape_of
 from engines.bundled.kernels.library import load
+from engines.bundled.models.tensors import tensor_shapes
 from engines.bundled.models.tiny import TinySource
 
 PAGE = 16
@@ -16,6 +19,16 @@ PAGE = 16
 
 def tiny() -> Model:
     return TinySource().model()
+
+
+def family(**changes) -> Model:
+    """The tiny model with other parts: tensors that it lacks are drawn, those it does not need left out."""
+    model = tiny()
+    shape = replace(model.config, **changes)
+    random = np.random.default_rng(5)
+    drawn = {name: random.uniform(0.5, 1.5, size).astype(np.float32) for name, size in tensor_shapes(shape).items()}
+    weights = {name: model.weights.get(name, tensor) for name, tensor in drawn.items()}
+    return replace(model, config=shape, weights=weights)
 
 
 def config(arithmetic: str = "portable", num_pages: int = 64) -> EngineConfig:

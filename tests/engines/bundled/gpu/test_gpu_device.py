@@ -32,9 +32,27 @@ def test_a_gpu_gives_the_bits_or_the_reason_why_there_is_none(arithmetic):
             assert np.allclose(expected, found, atol=1e-3)
 
 
+FAMILIES = {
+    "biases": {"qkv_bias": True, "architecture": "Qwen2ForCausalLM"},
+    "head norms": {"qk_norm": True, "architecture": "Qwen3ForCausalLM"},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_have_the_bits_of_the_cpu_on_a_gpu(name):
+    model, settings = gpu_cases.family(**FAMILIES[name]), gpu_cases.config()
+    if why_not() is not None:
+        with pytest.raises(NotSupported, match=r"device=cuda"):
+            open_gpu_arithmetic(model, settings, "cuda")
+        return
+    gpu, cpu = open_gpu_arithmetic(model, settings, "cuda"), open_arithmetic(model, settings)
+    for step in gpu_cases.script():
+        assert np.array_equal(cpu.forward(step).view(np.int32), gpu.forward(step).view(np.int32))
+
+
 def test_an_arithmetic_of_another_name_is_refused():
-    with pytest.raises(ValueError, match="expected portable, free or native on a GPU, got 'tensorcore'"):
-        open_gpu_arithmetic(gpu_cases.tiny(), gpu_cases.config("tensorcore"), "cuda")
+    with pytest.raises(ValueError, match="expected portable, free or native on a GPU, got 'exact'"):
+        open_gpu_arithmetic(gpu_cases.tiny(), gpu_cases.config("exact"), "cuda")
 
 
 def test_instructions_that_round_otherwise_are_found_in_compiled_text():

@@ -10,6 +10,7 @@ import pytest
 
 from engines.bundled import twin
 from engines.bundled.arithmetic import open_arithmetic
+from engines.bundled.config import RopeScaling
 from engines.bundled.errors import NotSupported
 from engines.bundled.gpu import device_index, fused
 from engines.bundled.gpu.interface import GpuMemoryError
@@ -35,6 +36,39 @@ def test_every_step_of_a_script_has_the_bits_of_the_cpu(cluster, reversed_order)
     assert compared == 512 * 22
     assert (gpu.fused_steps >= 5) == (cluster > 0)
     assert gpu.graph_steps == gpu.steps
+
+
+FAMILIES = {
+    "biases": ({"qkv_bias": True, "architecture": "Qwen2ForCausalLM"}, 8),
+    "head norms": ({"qk_norm": True, "architecture": "Qwen3ForCausalLM"}, 8),
+    "head norms, separate kernels": ({"qk_norm": True, "architecture": "Qwen3ForCausalLM"}, 0),
+    "rope": ({"rope_scaling": RopeScaling(kind="linear", factor=4.0)}, 8),
+    "a window beyond the context": ({"windows": (1024, 0), "architecture": "MistralForCausalLM"}, 8),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_the_bits_of_the_cpu(name):
+    changes, cluster = FAMILIES[name]
+    model = gpu_cases.family(**changes)
+    cpu, gpu = open_arithmetic(model, gpu_cases.config()), gpu_cases.emulated(model, cluster=cluster)
+    plain = gpu_cases.emulated(gpu_cases.family(), cluster=cluster)
+    steps = gpu_cases.script()[:5]
+    for step in steps:
+        assert differing(cpu.forward(step), gpu.forward(step)) == 0
+    assert (gpu.fused_steps > 0) == (cluster > 0 and "norms" not in name)
+    plain.forward(steps[0])
+    assert differing(plain.forward(steps[1]), gpu.forward(steps[1])) > 0 or "window" in name
+
+
+def test_families_these_kernels_do_not_compute_are_refused_by_name():
+    with pytest.raises(
+        NotSupported, match="it has a sliding window of 1023 tokens in contexts of 1024; use device=cpu"
+    ):
+        gpu_cases.emulated(gpu_cases.family(windows=(0, 1023)))
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "qk_norm": True}
+    with pytest.raises(NotSupported, match="it has 4 experts; use device=cpu"):
+        gpu_cases.emulated(gpu_cases.family(**experts))
 
 
 def test_a_prompt_has_the_bits_of_the_twin():

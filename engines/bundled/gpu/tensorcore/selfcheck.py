@@ -1,0 +1,54 @@
+"""Whether one prompt gives the same logits whole and in pieces, asked at each start on the model itself.
+
+It chooses nothing. Rules: on the first pages of the pool, before any request; one differing bit is a refusal, because
+prefill and decode attend with different tiles, which is allowed only as long as their bits agree.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from engines.bundled.batch import StepBatch
+from engines.bundled.config import Int32
+from engines.bundled.errors import NotSupported
+from engines.bundled.gpu.tensorcore.forward import TensorCoreArithmetic
+
+LENGTH = 300  # past two chunks of keys
+
+
+def check_forms(arithmetic: TensorCoreArithmetic) -> int:
+    """Logits compared. Raises NotSupported naming the first way to cut the prompt whose logits differ."""
+    size, pool = arithmetic.engine.page_size, arithmetic.engine.num_pages
+    length = min(LENGTH, arithmetic.model.max_position_embeddings, (pool - 1) * size)
+    vocab = arithmetic.model.vocab_size
+    prompt = (np.arange(length, dtype=np.int64) * 7919 % vocab).astype(np.int32)
+    pages = np.arange(pool, dtype=np.int32)[: -(-length // size)]
+    whole = arithmetic.logits(_step(prompt, pages, 0, length)).clone()
+    compared = 0
+    for cut in ((length - 1,), (1, length // 3, length // 2 + 1), tuple(range(length - 4, length))):
+        bounds = [0, *cut, length]
+        for start, end in pairwise(bounds):
+            found = arithmetic.logits(_step(prompt, pages, start, end))
+        differing = int((found.view(torch.int16) != whole.view(torch.int16)).sum())
+        compared += found.numel()
+        if differing:
+            raise NotSupported(
+                f"arithmetic=tensorcore: self-check: a prompt of {length} tokens cut at {list(cut)} differs from the "
+                f"whole one in {differing} of {found.numel()} logits; this card, Triton or driver does not give "
+                "prefill and decode the same bits; use arithmetic=portable"
+            )
+    return compared
+
+
+def _step(prompt: Int32, pages: Int32, start: int, end: int) -> StepBatch:
+    count = end - start
+    return StepBatch(
+        token=prompt[start:end],
+        sequence=np.zeros(count, np.int32),
+        position=np.arange(start, end, dtype=np.int32),
+        page_table=pages[None],
+        wanted=np.array([count - 1], np.int32),
+    )

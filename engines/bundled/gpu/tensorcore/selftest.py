@@ -1,0 +1,80 @@
+"""Which ways to multiply give one form for every number of rows, asked on the model's own weights at each start.
+
+It does not run models. Rules: the reference is our kernel with one tile, whose expression does not depend on the rows;
+a faster way is taken only if every element it gives, at every number of rows it will be asked for, has the reference's
+bits; what was taken, and why nothing faster was, is in the fingerprint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import torch
+
+from engines.bundled.gpu.tensorcore.linear import CublasLt, Linear, Tiled, multiply, row_sizes
+from engines.bundled.gpu.tensorcore.tiles import ONE
+from engines.bundled.gpu.tensorcore.weights import Weights
+
+Tensor = torch.Tensor
+ENVIRONMENT = {  # what closes split-K off; read when torch is imported or makes its first handle
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "1",
+    "TORCH_BLAS_PREFER_CUBLASLT": "1",
+}
+Facts = dict[str, str | int | float | bool]
+
+
+def choose_linear(weights: Weights, *, tokens: int, seats: int) -> tuple[Linear, Facts]:
+    """The fastest way that passes for steps of up to `tokens` tokens and logits of up to `seats` rows; the facts."""
+    tried: list[str] = []
+    missing = [name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value]
+    if missing:
+        tried.append(f"cuBLASLt not tried: {', '.join(missing)} not set for this process")
+    candidates: list[Linear] = [*([] if missing else [CublasLt()]), Tiled(by_rows=True)]
+    for linear in candidates:
+        compared, wrong = compare(linear, weights, tokens, seats)
+        if wrong is None:
+            return linear, {"gpu_linear": linear.name, "gpu_linear_test": "; ".join([*tried, f"equal in {compared}"])}
+        tried.append(f"{linear.name} refused: {wrong}")
+    one = Tiled(by_rows=False)
+    return one, {"gpu_linear": one.name, "gpu_linear_test": "; ".join(tried)}
+
+
+def compare(linear: Linear, weights: Weights, tokens: int, seats: int) -> tuple[str, str | None]:
+    """What was compared, in words, and the first difference."""
+    shapes, products, elements = 0, 0, 0
+    for weight, most in matrices(weights, tokens, seats):
+        sizes = row_sizes(most)
+        x = sample(sizes[-1], weight.shape[1], weight.device, weight.dtype)
+        reference = multiply(x, weight, ONE)
+        if isinstance(linear, CublasLt):
+            linear.trust(weight, sizes[-1])
+        for rows in sizes:
+            found = linear(x[:rows], weight)
+            differing = int((found.view(torch.int16) != reference[:rows].view(torch.int16)).sum())
+            if differing:
+                shape = "x".join(map(str, weight.shape))
+                return "", f"{differing} of {found.numel()} elements differ at {rows} rows of {shape}"
+            products, elements = products + 1, elements + found.numel()
+        shapes += 1
+    return f"{shapes} shapes, {products} products, {elements} elements", None
+
+
+def matrices(weights: Weights, tokens: int, seats: int) -> Iterator[tuple[Tensor, int]]:
+    """One matrix of each shape, and the most rows it is multiplied with."""
+    layer = weights.layers[0]
+    seen: set[tuple[int, ...]] = set()
+    for weight in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
+        if tuple(weight.shape) not in seen:
+            seen.add(tuple(weight.shape))
+            yield weight, tokens
+    yield weights.head, seats
+
+
+def sample(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Normal numbers of a fixed seed, with rows of large and of small spread: other orders of sums show."""
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn((rows, columns), generator=generator, device=device, dtype=torch.float32)
+    spread = torch.exp2(torch.randint(-8, 9, (rows, 1), generator=generator, device=device).float())
+    return (x * spread).to(dtype)

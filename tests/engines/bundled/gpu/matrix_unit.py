@@ -1,0 +1,78 @@
+"""Triton's interpreter with a matrix unit of a stated order: products of a chain over K, one rounded addition each.
+
+The interpreter forms `tl.dot` by numpy's matmul, whose order follows the shapes, and takes bfloat16 for integers. Here
+it is acc = acc + a[k] * b[k] in float32, k ascending: an order of its own, so that what the kernels add to it shows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+
+KERNELS = "engines.bundled.gpu.tensorcore.kernels"
+VARIABLE = "TRITON_INTERPRET"  # read when Triton, and when a kernel's module, is imported
+
+
+def import_interpreted() -> None:
+    """Imports Triton and the kernels for the interpreter; this process cannot compile them any more.
+
+    Raises ImportError without Triton, RuntimeError if this process imported it otherwise.
+    """
+    if KERNELS not in sys.modules and "triton" in sys.modules:
+        raise RuntimeError("triton was imported before the interpreter was chosen; import matrix_unit earlier")
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "1"
+    try:
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        import engines.bundled.gpu.tensorcore.kernels  # noqa: F401
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
+    InterpreterBuilder.create_dot = _dot
+    InterpreterBuilder.cast_impl = _rounding(InterpreterBuilder.cast_impl)
+
+
+def _dot(self, a, b, d, *_):
+    from triton.runtime.interpreter import TensorHandle
+
+    left, right, acc = _floats(a), _floats(b), d.data.astype(np.float32).copy()
+    for k in range(left.shape[-1]):
+        acc += left[:, k, None] * right[None, k, :]
+    return TensorHandle(acc, d.dtype.scalar)
+
+
+def _rounding(cast):
+    """float32 to bfloat16 to nearest even, as the device does it; the interpreter cuts off."""
+
+    def cast_impl(self, source, to):
+        import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
+
+        if source.dtype.scalar == tl.float32 and to.scalar == tl.bfloat16:
+            bits = source.data.view(np.uint32).astype(np.uint64)
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            quiet = np.where(np.isnan(source.data), 0x7FC0, rounded)
+            return TensorHandle(quiet.astype(np.uint16), to.scalar)
+        return cast(self, source, to)
+
+    return cast_impl
+
+
+def _floats(handle) -> np.ndarray:
+    import triton.language as tl
+
+    if handle.dtype.scalar == tl.bfloat16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data.astype(np.float32)
+
+
+def chain(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The twin of a product: (T, K) by (N, K), a chain over the whole of K."""
+    acc = np.zeros((len(x), len(weight)), np.float32)
+    for k in range(x.shape[1]):
+        acc += x[:, k, None] * weight[None, :, k]
+    return acc

@@ -1,0 +1,204 @@
+"""`tensorcore` in Triton's interpreter at small shapes, against a twin and against itself cut otherwise; no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from matrix_unit import VARIABLE, chain, import_interpreted
+
+try:
+    import_interpreted()
+except ImportError:
+    pytest.skip("Triton is not installed; the extra `test` brings it on Linux", allow_module_level=True)
+
+import torch
+
+from engines.bundled.batch import StepBatch
+from engines.bundled.config import EngineConfig
+from engines.bundled.kernels.library import load
+from engines.bundled.models.tiny import TinySource
+
+KEYS = 16  # of a chunk, here, so that short sequences have several
+MODEL = TinySource().model()
+ONE_LAYER = dataclasses.replace(MODEL.config, num_hidden_layers=1)
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1")  # read at each launch, too
+
+
+def bits(tensor) -> np.ndarray:
+    return tensor.contiguous().view(torch.int16).numpy()
+
+
+def normal(seed: int, *shape: int, spread: float = 1.0):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("tile", [(16, 16, 16), (16, 32, 64), (32, 16, 32)])
+@pytest.mark.parametrize("rows", [1, 5, 18])
+def test_a_product_is_one_chain_over_k_for_every_tile_and_number_of_rows(tile, rows):
+    from engines.bundled.gpu.tensorcore.linear import multiply
+    from engines.bundled.gpu.tensorcore.tiles import Tile
+
+    x, weight = normal(1, 18, 72).float(), normal(2, 40, 72).float()  # float32 out: no rounding hides an order
+    found = multiply(x[:rows], weight, Tile(*tile, 1, 4))
+    twin = torch.from_numpy(chain(x.numpy(), weight.numpy()))
+    assert (bits(found) == bits(twin[:rows])).all()
+    rounded = multiply(x[:rows].to(torch.bfloat16), weight.to(torch.bfloat16), Tile(*tile, 1, 4))
+    assert (bits(rounded) == bits(twin[:rows].to(torch.bfloat16))).all()
+
+
+def test_free_splits_k_by_the_rows():
+    from engines.bundled.gpu.tensorcore.linear import Split
+
+    x, weight = normal(1, 24, 128), normal(2, 40, 128)
+    whole, few = Split(0)(x, weight), Split(0)(x[:4], weight)
+    assert (bits(few) != bits(whole[:4])).any()
+    assert (bits(Split(3)(x[:4], weight)) != bits(few)).any()
+    exact = x.double() @ weight.double().t()
+    assert (whole.double() - exact).abs().max() < 0.01 * exact.abs().max()
+
+
+def arithmetic(name: str = "tensorcore", monkeypatch=None, *, pages: int = 16):
+    from engines.bundled.gpu.tensorcore import forward, operators, tiles
+    from engines.bundled.gpu.tensorcore.linear import Tiled
+    from engines.bundled.gpu.tensorcore.weights import from_model
+
+    if monkeypatch is not None:
+        monkeypatch.setattr(forward, "KEYS", KEYS)
+        monkeypatch.setattr(operators, "ROWS", 16)
+        monkeypatch.setattr(tiles, "NARROW", ((2, tiles.Tile(16, 32, 32, 1, 4)), (99, tiles.Tile(32, 64, 16, 1, 4))))
+    config = EngineConfig(
+        arithmetic=name, max_num_seqs=8, max_num_batched_tokens=64, page_size=8, num_pages=pages, threads=1, isa="auto",
+        compiler="auto", tuning=0, dtype="bfloat16",
+    )  # fmt: skip
+    made = forward.TensorCoreArithmetic(ONE_LAYER, config, from_model(MODEL, "cpu"), load("auto", "auto"), "cpu")
+    made.linear = Tiled(by_rows=True)
+    for keys, values in made.caches if name != "native" else ():  # what nobody wrote must not be read
+        keys.fill_(float("nan"))
+        values.fill_(float("nan"))
+    return made
+
+
+def step(pieces: list[tuple[list[int], int, list[int]]]) -> StepBatch:
+    """Pieces of (tokens, first position, pages); the last token's logits of each."""
+    counts = [len(tokens) for tokens, _, _ in pieces]
+    width = max(len(pages) for _, _, pages in pieces)
+    return StepBatch(
+        token=np.array([t for tokens, _, _ in pieces for t in tokens], np.int32),
+        sequence=np.repeat(np.arange(len(pieces), dtype=np.int32), counts),
+        position=np.array([p for tokens, at, _ in pieces for p in range(at, at + len(tokens))], np.int32),
+        page_table=np.array([pages + [-1] * (width - len(pages)) for _, _, pages in pieces], np.int32),
+        wanted=(np.cumsum(counts) - 1).astype(np.int32),
+    )
+
+
+PROMPT = [(37 * i + 11) % 500 for i in range(21)]
+
+
+def test_logits_do_not_depend_on_pieces_pages_or_companions(monkeypatch):
+    whole = arithmetic(monkeypatch=monkeypatch).forward(step([(PROMPT, 0, [3, 1, 5])]))[0]
+    pieces = arithmetic(monkeypatch=monkeypatch)
+    pieces.forward(step([(PROMPT[:7], 0, [0, 2, 9]), ([5, 6, 7], 0, [4])]))
+    pieces.forward(step([([8], 3, [4]), (PROMPT[7:18], 7, [0, 2, 9])]))
+    last = pieces.forward(step([([9], 4, [4]), (PROMPT[18:], 18, [0, 2, 9]), ([1, 2], 0, [6])]))
+    again = pieces.forward(step([(PROMPT[20:], 20, [0, 2, 9])]))[0]  # alone, as a step of decoding
+    assert (last[1].view(np.int32) == whole.view(np.int32)).all()
+    assert (again.view(np.int32) == whole.view(np.int32)).all()
+    assert len(set(whole.tolist())) > 50
+
+
+def test_free_depends_on_pieces(monkeypatch):
+    made = arithmetic("free", monkeypatch)
+    whole = made.forward(step([(PROMPT[:4], 0, [3])]))
+    made.forward(step([(PROMPT[:3], 0, [3])]))
+    last = made.forward(step([(PROMPT[3:4], 3, [3])]))
+    assert (whole.view(np.int32) != last.view(np.int32)).any()
+    assert np.abs(whole - last).max() < 0.1 * np.abs(whole).max()
+
+
+def test_the_three_arithmetics_agree_but_for_rounding(monkeypatch):
+    batch = step([(PROMPT[:3], 0, [3]), ([4], 0, [7])])
+    tensorcore, free, native = (
+        arithmetic(name, monkeypatch).forward(batch) for name in ("tensorcore", "free", "native")
+    )
+    scale = np.abs(native).max()
+    assert np.abs(tensorcore - native).max() < 0.08 * scale
+    assert np.abs(free - native).max() < 0.08 * scale
+    assert (tensorcore.argmax(1) == native.argmax(1)).all()
+
+
+def test_rows_of_padding_change_nothing(monkeypatch):
+    made = arithmetic(monkeypatch=monkeypatch)
+    batch = step([(PROMPT[:4], 0, [3])])
+    plain = made.forward(batch)
+    before = [keys.clone() for keys, _ in made.caches]
+    monkeypatch.setattr(type(made.linear), "padded", lambda self, rows: rows + 2)
+    assert (made.forward(batch).view(np.int32) == plain.view(np.int32)).all()
+    for (keys, _), old in zip(made.caches, before, strict=True):
+        assert (bits(keys) == bits(old)).all()
+
+
+def test_attention_is_softmax_over_the_own_keys():
+    from engines.bundled.gpu.tensorcore import operators
+    from engines.bundled.gpu.tensorcore.operators import Heads, Rows
+
+    heads, count = Heads(heads=3, kv=1, dim=16, page=4, keys=KEYS), 19
+    assert (heads.group, heads.tile_tokens) == (4, 32)
+    qkv, none = normal(5, count, 5 * 16), torch.zeros(0, dtype=torch.int32)
+    pages = torch.tensor([[4, 0, 3, 1, 2]], dtype=torch.int32)
+    slots = torch.stack([pages[0, i // 4] * 4 + i % 4 for i in range(count)]).long()
+    cache = tuple(torch.full((20, 1, 16), float("nan"), dtype=torch.bfloat16) for _ in range(2))
+    for pool, first in zip(cache, (3 * 16, 4 * 16), strict=True):
+        pool[slots] = qkv[:, first : first + 16].view(count, 1, 16)
+    index = torch.arange(count, dtype=torch.int32)
+    common = {"token": index, "sequence": torch.zeros_like(index), "position": index, "pages": pages, "pieces": ()}
+    one = torch.tensor([0], dtype=torch.int32)
+    tiled = operators.attend(qkv, Rows(**common, alone=none, tile_token=one, tile_count=one + count, tile_sequence=one,
+                                       chunks=1), cache, heads)  # fmt: skip
+    alone = operators.attend(qkv, Rows(**common, alone=index, tile_token=none, tile_count=none, tile_sequence=none,
+                                       chunks=2), cache, heads)  # fmt: skip
+    assert (bits(tiled) == bits(alone)).all()
+    q, k, v = (x.double().transpose(0, 1) for x in qkv.view(count, 5, 16).split([3, 1, 1], 1))
+    k, v = k.repeat_interleave(3, 0), v.repeat_interleave(3, 0)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(count, -1)
+    assert (tiled.double() - exact).abs().max() < 0.02
+
+
+def test_the_pick_is_the_lowest_id_among_equals_and_moves_rows_on():
+    from engines.bundled.gpu.tensorcore.operators import pick
+
+    logits = normal(7, 4, 9000)
+    logits[0, [17, 4097, 8999]] = 9.0
+    logits[2, 5000] = float("nan")
+    logits[3, 1] = float("inf")
+    token = torch.zeros(4, dtype=torch.int32)
+    position = torch.tensor([5, -1, 7, 8], dtype=torch.int32)
+    pick(logits, token, position)
+    assert token.tolist() == [17, int(logits[1].float().argmax()), -1, -1]
+    assert position.tolist() == [6, -1, 8, 9]
+
+
+def test_heads_are_normed_before_they_are_turned():
+    from engines.bundled.gpu.tensorcore import operators
+    from engines.bundled.gpu.tensorcore.operators import Heads, Rows
+
+    heads, none = Heads(heads=2, kv=1, dim=16, page=4), torch.zeros(0, dtype=torch.int32)
+    qkv, gains = normal(8, 1, 64, spread=3.0), (normal(9, 16), normal(10, 16))
+    table = torch.zeros((4, 16))
+    table[3, :8] = 1.0  # cosines of one, sines of zero
+    rows = Rows(token=none, sequence=none.new_zeros(1), position=none.new_full((1,), 3), pages=none.new_zeros((1, 1)),
+                alone=none, tile_token=none, tile_count=none, tile_sequence=none, pieces=(), chunks=1)  # fmt: skip
+    cache = tuple(torch.zeros((5, 1, 16), dtype=torch.bfloat16) for _ in range(2))
+    before = qkv.clone()
+    operators.rope(qkv, table, rows, cache, heads, gains, 1e-6)
+    expected = [torch.nn.functional.rms_norm(before[0, i * 16 : i * 16 + 16].float(), (16,), gains[i > 1].float(), 1e-6)
+                for i in range(3)]  # fmt: skip
+    assert (qkv[0, :32].float() - torch.cat(expected[:2])).abs().max() < 0.02
+    assert (cache[0][3, 0].float() - expected[2]).abs().max() < 0.02
+    assert (bits(cache[1][3, 0]) == bits(before[0, 48:])).all()
+    assert (cache[0][4] == 0).all()
