@@ -1,17 +1,17 @@
-# samebits: `make run` and `make test` set up everything they need. See README.md.
+# samebits: `make run` and `make test` set up everything they need; `make vllm` adds vLLM's CPU build. See README.md.
 # Variables: PYTHON (interpreter for the virtual environment), SAMEBITS_TORCH (what pip installs for PyTorch).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test matrix lint setup clean
+.PHONY: run test matrix lint setup vllm clean
 
 run: setup
 	$(BIN)/samebits run quick
 
 test: setup
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist loadgroup
 
 matrix: setup
 	$(BIN)/python -m pytest -q -m matrix
@@ -21,6 +21,9 @@ lint: setup
 
 setup:
 	@sh .ci/setup.sh $(PYTHON) $(VENV)
+
+vllm: setup
+	@sh .ci/vllm.sh $(VENV)
 
 clean:
 	rm -rf $(VENV) .samebits

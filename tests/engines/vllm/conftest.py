@@ -1,0 +1,23 @@
+"""What the tests of vLLM share: they fail where it must be installed, and say UNSUPPORTED where it need not be."""
+
+import importlib.util
+import os
+
+import pytest
+from vllm_presence import must_run
+
+from engines.vllm_local import NOT_INSTALLED
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "xdist_group(name): tests that one worker of pytest-xdist runs")
+
+
+@pytest.fixture(scope="session")
+def vllm():
+    """Present, or the test fails (CI) or is UNSUPPORTED with the reason (a developer's machine)."""
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    if must_run(os.environ):
+        pytest.fail(f"these tests must run here, and cannot: {NOT_INSTALLED}")
+    pytest.skip(f"UNSUPPORTED: {NOT_INSTALLED}")
