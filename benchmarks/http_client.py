@@ -1,0 +1,223 @@
+"""What the HTTP client costs and how true its clock is: streamed requests against a scripted server.
+
+Usage: python benchmarks/http_client.py [--requests 10000] [--concurrency 64] [--chunks 32] [--interval-ms 25]
+
+The server is a process of its own that writes one event per token at a steady pace, and logs when it read a request and
+when it wrote each event (CLOCK_MONOTONIC, which all processes of a host share). The client is the one that judges
+endpoints, reading and checking every event. Aims: at most 1 core-second per 100 requests of 32 chunks, nothing lost,
+latencies within 1 ms of the server's log at the median and within 5 ms at the 99th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: `engines` is the package
+
+from engines.http.answer import Offer  # noqa: E402
+from engines.http.client import Bounds, Client  # noqa: E402
+from engines.http.dialect import Prompt  # noqa: E402
+from engines.http.dialects.openai import OpenAi  # noqa: E402
+from engines.http.exchange import Exchange, open_exchange, run_exchange  # noqa: E402
+from harness.request import Request, Sampling  # noqa: E402
+
+BOUNDS = Bounds(silence_s=60.0, request_s=600.0, most_bytes=64 << 20)
+COST_AIM_S, MEDIAN_AIM_MS, P99_AIM_MS = 1.0, 1.0, 5.0  # core-seconds per 100 requests; milliseconds
+CANDIDATES = 5
+VOCAB = 50_000
+
+
+# the server
+
+
+class Server:
+    """Answers completions with tokens that follow from the prompt; logs times by the prompt's first id."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.log: dict[int, list[float]] = {}  # request read, then each event written
+
+    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, request after request."""
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = next((int(x.split(":")[1]) for x in head.split("\r\n") if x.startswith("content-length")), 0)
+                body = await reader.readexactly(length)
+                await (self._tell(writer) if head.startswith("get") else self._stream(json.loads(body), writer))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def _tell(self, writer: asyncio.StreamWriter) -> None:
+        data = json.dumps(self.log).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data))
+        writer.write(data)
+        await writer.drain()
+
+    async def _stream(self, body: dict[str, object], writer: asyncio.StreamWriter) -> None:
+        read = time.perf_counter()
+        prompt = cast("list[int]", body["prompt"])
+        times = self.log.setdefault(prompt[0], [read])
+        events = build_events(prompt, cast("int", body["max_tokens"]))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for number, event in enumerate(events, start=1):
+            await asyncio.sleep(max(0.0, read + number * self.interval_s - time.perf_counter()))
+            times.append(time.perf_counter())
+            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+
+def build_events(prompt: list[int], count: int) -> list[bytes]:
+    """One event per token; the last carries the finish reason, the usage and [DONE]."""
+    found = []
+    for position in range(count):
+        token = expected_token(prompt[0], position)
+        top = {f"token_id:{(token + i) % VOCAB}": -0.5 - i / 8 for i in range(CANDIDATES)}
+        logprobs = {"tokens": [f"token_id:{token}"], "token_logprobs": [-0.5], "top_logprobs": [top]}
+        finish = "length" if position == count - 1 else None
+        choice = {"index": 0, "text": " word", "token_ids": [token], "logprobs": logprobs, "finish_reason": finish}
+        found.append(_event({"id": "cmpl", "object": "text_completion", "choices": [choice]}))
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
+    found[-1] += _event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+    return found
+
+
+def expected_token(request: int, position: int) -> int:
+    """The token that the server says at a position."""
+    return (request * 31 + position * 7) % VOCAB
+
+
+def _event(value: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+async def serve(interval_s: float) -> None:
+    """Listens on a free port, prints it, and serves until its standard input ends."""
+    server = Server(interval_s)
+    listener = await asyncio.start_server(server.connection, "127.0.0.1", 0)
+    print(listener.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(os.read, 0, 1)
+    listener.close()
+
+
+# the client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Differences are client minus server, in milliseconds, sorted."""
+
+    requests: int
+    lost: int
+    cpu_s: float
+    wall_s: float
+    first_token: tuple[float, ...]  # time to first token
+    whole: tuple[float, ...]  # time to last token
+    arrivals: tuple[float, ...]  # each event: stamped at the client, minus written by the server
+
+
+def make_exchange(number: int, chunks: int, dialect: OpenAi) -> Exchange:
+    """Request `number`."""
+    sampling = Sampling(
+        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0,
+        presence_penalty=0.0, seed=None, max_tokens=chunks, min_tokens=0, ignore_eos=True, stop=(),
+        stop_token_ids=(), logit_bias=(), logprobs=CANDIDATES, n=1,
+    )  # fmt: skip
+    ids = (number, *range(1, 64))
+    request = Request(id=str(number), prompt_token_ids=ids, text=None, messages=None, sampling=sampling, grammar=None,
+                      images=())  # fmt: skip
+    return open_exchange(dialect, request, Prompt(ids=ids), "scripted", companion=False, leave_after=None)
+
+
+async def measure(url: str, requests: int, concurrency: int, chunks: int) -> Measured:
+    """Sends everything and compares with the server's log."""
+    dialect = OpenAi(chat=False, additions=True)
+    offer = Offer(naming="ids", logprobs=True, topk=True)
+    exchanges = [make_exchange(number, chunks, dialect) for number in range(requests)]
+    waiting = iter(exchanges)
+    async with Client(url, None, BOUNDS) as client:
+
+        async def work() -> None:
+            for exchange in waiting:
+                await run_exchange(client, dialect, exchange, offer, lambda: None)
+
+        wall, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        log = {int(key): value for key, value in (await client.get_json("/log")).items()}
+    return compare(exchanges, cast("dict[int, list[float]]", log), chunks, cpu, wall)
+
+
+def compare(exchanges: list[Exchange], log: dict[int, list[float]], chunks: int, cpu: float, wall: float) -> Measured:
+    """Counts what is lost, and subtracts latencies."""
+    lost, first, whole, arrivals = 0, [], [], []
+    for number, exchange in enumerate(exchanges):
+        answer, (read, *written) = exchange.answers[0], log[number]
+        expected = [expected_token(number, position) for position in range(chunks)]
+        lost += answer.tokens != expected or len(written) != chunks
+        first.append(1e3 * ((answer.times[0] - exchange.sent_at) - (written[0] - read)))
+        whole.append(1e3 * ((answer.times[-1] - exchange.sent_at) - (written[-1] - read)))
+        arrivals += [1e3 * (at - wrote) for at, wrote in zip(answer.times, written, strict=True)]
+    return Measured(
+        requests=len(exchanges), lost=lost, cpu_s=cpu, wall_s=wall, first_token=tuple(sorted(first)),
+        whole=tuple(sorted(whole)), arrivals=tuple(sorted(arrivals)),
+    )  # fmt: skip
+
+
+def report(found: Measured) -> bool:
+    """Prints the figures against the aims; True when all are met."""
+    cost = 100 * found.cpu_s / found.requests
+    print(f"{found.requests} requests in {found.wall_s:.1f} s, {found.lost} lost or wrong")
+    print(f"client: {cost:.3f} core-seconds per 100 requests (aim: at most {COST_AIM_S})")
+    met = [found.lost == 0, cost <= COST_AIM_S]
+    for name, values in (("time to first token", found.first_token), ("time to last token", found.whole)):
+        median, p99 = statistics.median(values), percentile([abs(value) for value in values], 0.99)
+        print(f"{name}, client minus server: median {median:.3f} ms (aim {MEDIAN_AIM_MS}), p99 {p99:.3f} ms "
+              f"(aim {P99_AIM_MS})")  # fmt: skip
+        met += [abs(median) <= MEDIAN_AIM_MS, p99 <= P99_AIM_MS]
+    arrivals = found.arrivals
+    print(f"each event, stamped minus written: median {statistics.median(arrivals):.3f} ms, "
+          f"p99 {percentile(arrivals, 0.99):.3f} ms")  # fmt: skip
+    return all(met)
+
+
+def percentile(values: tuple[float, ...] | list[float], share: float) -> float:
+    """The smallest value that `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def main() -> int:
+    """Starts the server, measures, stops it. Exit 1 if an aim is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--chunks", type=int, default=32)
+    parser.add_argument("--interval-ms", type=float, default=25.0)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.interval_ms / 1e3))
+        return 0
+    command = [sys.executable, __file__, "--serve", "--interval-ms", str(options.interval_ms)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        port = cast("str", server.stdout.readline() if server.stdout else "").strip()
+        url = f"http://127.0.0.1:{port}"
+        found = asyncio.run(measure(url, options.requests, options.concurrency, options.chunks))
+        server.communicate("\n")
+    return 0 if report(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
