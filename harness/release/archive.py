@@ -23,6 +23,7 @@ from harness.baseline.accept import publishable
 from harness.corpus import load_corpus
 from harness.corpus_manifest import MANIFEST as CORPUS_MANIFEST
 from harness.corpus_manifest import read_manifest
+from harness.cost.record import RECORD as COST
 from harness.engine import Tokenizer
 from harness.errors import StoreError, UsageError
 from harness.fingerprint import Fingerprint, fingerprint_of
@@ -57,7 +58,7 @@ def make_archive(run: FinishedRun, tokenizer: Tokenizer | None, disclosure: Disc
     gate = dict(read_gate(folder, run))
     files = {
         "matrix.json": _json(_matrix(run, disclosure)),
-        "cost.json": _json(_cost(run)),
+        "cost.json": _json(_cost(run, gate, disclosure)),
         "fingerprint.json": _json(_fingerprint(run, disclosure)),
         "gate.json": _json(_published(gate, disclosure)),
     }
@@ -104,15 +105,36 @@ def _matrix(run: FinishedRun, disclosure: Disclosure) -> object:
     return {"schema": SCHEMA, "run": run.digest, "record": _published(record, disclosure)}
 
 
-def _cost(run: FinishedRun) -> dict[str, object]:
+def _cost(run: FinishedRun, gate: Mapping[str, object], disclosure: Disclosure) -> dict[str, object]:
+    """The cost report that the gate was given, as it may be published; without one, that there is none."""
+    given = cast("Mapping[str, object] | None", gate.get("cost"))
+    report = None if given is None else _report(run.folder or Path(), str(given["sha256"]))
     return {
         "schema": SCHEMA,
         "run": run.digest,
         "seconds": run.raw.get("seconds"),
-        "measured": bool(run.cost),
+        "measured": report is not None or bool(run.cost),
         "cost": run.raw.get("cost"),
-        "note": "" if run.cost else "the run did not measure what its mode costs",
+        "sha256": None if given is None else given["sha256"],
+        "report": None if report is None else _published(report, disclosure),
+        "note": "" if report or run.cost else "nobody measured what the run's mode costs",
     }
+
+
+def _report(folder: Path, sha256: str) -> dict[str, Any]:
+    """The cost report beside the gate's decision, to the byte the one it decided on. Raises StoreError."""
+    file = folder / COST
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise StoreError(
+            f"{file}: expected the cost report the gate was given: {error.strerror}; gate again"
+        ) from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise StoreError(f"{file}: it is not the cost report the gate decided on; run `samebits gate` again")
+    record: dict[str, Any] = json.loads(content)
+    record["fingerprint"] = {"observer": [], "subject": []}  # fingerprint.json holds the run's
+    return record
 
 
 def _fingerprint(run: FinishedRun, disclosure: Disclosure) -> dict[str, object]:

@@ -49,10 +49,11 @@ def gate_options(function: F) -> F:
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--baselines", default=None, metavar="URL", help="Baselines to hold the run against.")
 @gate_options
+@click.option("--cost", default=None, type=click.Path(path_type=Path), help="The cost.json of `samebits cost`.")
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Folder for the decision. [RUN]")
 def gate_command(
-    run: Path, baselines: str | None, approvals: Path | None, signers: Path | None, policy: Path | None,
-    change_author: str | None, annotations: bool | None, out: Path | None,
+    run: Path, cost: Path | None, baselines: str | None, approvals: Path | None, signers: Path | None,
+    policy: Path | None, change_author: str | None, annotations: bool | None, out: Path | None,
 ) -> int:  # fmt: skip
     """Decide on a finished run. The exit code is the decision."""
     from harness.finished import read_finished
@@ -60,7 +61,7 @@ def gate_command(
 
     finished = read_finished(run)
     inputs = GateInputs(
-        baselines=baselines, approvals=approvals, signers=signers, policy=policy, change_author=change_author
+        baselines=baselines, approvals=approvals, signers=signers, policy=policy, change_author=change_author, cost=cost
     )
     decision = gate(finished, inputs, datetime.now(UTC))
     finish_gate(finished, decision, out or run, annotations=annotations)

@@ -4,7 +4,7 @@ It does not know files, ssh or how verdicts are reached. The rules it keeps, in 
 
     4   an engine ERROR in a cell that blocks
     5   an approval that this run's plan calls upon is invalid, expired, wrongly scoped or wrongly signed
-    1   a cell that blocks failed, or drifted from its baseline, and nobody has signed for it
+    1   a cell that blocks failed, or drifted from its baseline, and nobody has signed for it; a cost cell failed
     3   evidence that the policy refuses, no baseline yet, unforeseen UNSUPPORTED, pairs that were not judged, a cost
         above its limit or not measured
     0   everything else, with at least one cell that blocks PASS, APPROVED or as declared
@@ -22,6 +22,7 @@ from harness.baseline.drift import Drift
 from harness.engine import RULES
 from harness.finished import FinishedRun, JudgedPair
 from harness.gate import ENGINE, FAILED, NOT_JUDGED, OK
+from harness.release.cost import CostEvidence
 from harness.release.policy import Policy, Stance
 from harness.verdict import VerdictName
 
@@ -58,10 +59,14 @@ class Decision:
     warnings: tuple[str, ...]
     policy: str
     decided: datetime
+    cost: CostEvidence | None = None
 
 
-def decide_gate(run: FinishedRun, drifts: Drifts, filed: Sequence[Filed], policy: Policy, now: datetime) -> Decision:
-    """Decides on a run. `drifts` holds every pair held against a baseline; `now` is aware."""
+def decide_gate(
+    run: FinishedRun, drifts: Drifts, filed: Sequence[Filed], policy: Policy, now: datetime,
+    cost: CostEvidence | None = None,
+) -> Decision:  # fmt: skip
+    """Decides on a run. `drifts` holds every pair held against a baseline; `now` is aware; `cost` is measured apart."""
     scope = Scope(
         engine=run.engine, model=run.model, labels={pair.label for pair in run.pairs},
         cells={pair.cell for pair in run.pairs},
@@ -69,11 +74,13 @@ def decide_gate(run: FinishedRun, drifts: Drifts, filed: Sequence[Filed], policy
     differences = tuple(item for pair in run.pairs for item in differences_of(pair, drifts.get(pair.label)))
     rulings = rule(filed, scope, differences, policy.terms, now)
     rows = tuple(_row(pair, drifts.get(pair.label), rulings, policy) for pair in run.pairs)
-    costs = _costs(run, policy)
-    code, sentence = _conclude(run, rows, rulings, costs)
+    measures = run.cost if cost is None else cost.measures
+    costs = _costs(measures, policy, () if cost is None else cost.doubts)
+    failures = () if cost is None else cost.failures
+    code, sentence = _conclude(run, rows, rulings, failures, costs)
     return Decision(
-        exit_code=code, sentence=sentence, rows=rows, invalid=rulings.invalid, obsolete=rulings.obsolete, costs=costs,
-        warnings=_warnings(rows), policy=policy.source, decided=now,
+        exit_code=code, sentence=sentence, rows=rows, invalid=rulings.invalid, obsolete=rulings.obsolete,
+        costs=failures + costs, warnings=_warnings(rows), policy=policy.source, decided=now, cost=cost,
     )  # fmt: skip
 
 
@@ -156,10 +163,10 @@ def _short(pair: JudgedPair, drift: Drift | None, policy: Policy) -> tuple[str, 
     return tuple(found)
 
 
-def _costs(run: FinishedRun, policy: Policy) -> tuple[str, ...]:
-    found = []
+def _costs(measures: Mapping[str, float], policy: Policy, doubts: Sequence[str]) -> tuple[str, ...]:
+    found = list(doubts) if policy.cost else []
     for name, limit in sorted(policy.cost.items()):
-        value = run.cost.get(name)
+        value = measures.get(name)
         if value is None:
             found.append(f"cost {name} is limited to {limit:g} and the run did not measure it")
         elif not value <= limit:  # NaN is above every limit
@@ -167,7 +174,9 @@ def _costs(run: FinishedRun, policy: Policy) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _conclude(run: FinishedRun, rows: Sequence[Row], rulings: Rulings, costs: Sequence[str]) -> tuple[int, str]:
+def _conclude(
+    run: FinishedRun, rows: Sequence[Row], rulings: Rulings, failures: Sequence[str], costs: Sequence[str]
+) -> tuple[int, str]:
     block = [row for row in rows if row.stance == "block"]
     errors = _labels(block, VerdictName.ERROR)
     if errors:
@@ -178,6 +187,8 @@ def _conclude(run: FinishedRun, rows: Sequence[Row], rulings: Rulings, costs: Se
     failed = _labels(block, VerdictName.FAIL)
     if failed:
         return FAILED, f"{_count(failed, 'cell')} FAILED and nobody has signed for it: {', '.join(failed)}"
+    if failures:
+        return FAILED, "; ".join(failures)
     insufficient = _labels(block, VerdictName.INSUFFICIENT)
     if insufficient:
         return NOT_JUDGED, f"{_count(insufficient, 'cell')} INSUFFICIENT: {', '.join(insufficient)}"

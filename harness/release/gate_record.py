@@ -39,8 +39,10 @@ def gate_record(run: FinishedRun, decision: Decision) -> dict[str, object]:
         "invalid": [asdict(note) for note in decision.invalid],
         "obsolete": [asdict(note) for note in decision.obsolete],
         "costs": list(decision.costs),
+        "cost": None if decision.cost is None else {"sha256": decision.cost.digest,
+                                                    "measures": dict(decision.cost.measures)},
         "warnings": list(decision.warnings),
-    }
+    }  # fmt: skip
 
 
 def gated_run(run: FinishedRun, decision: Decision) -> dict[str, object]:

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from harness.approval.cabinet import read_cabinet
+from harness.cost.record import RECORD as COST
 from harness.errors import OutputError
 from harness.finished import FinishedRun
 from harness.record import write_json
@@ -35,28 +36,37 @@ class GateInputs:
     signers: Path | None = None
     policy: Path | None = None
     change_author: str | None = None
+    cost: Path | None = None
 
 
 def gate(run: FinishedRun, inputs: GateInputs, now: datetime) -> Decision:
     """Decides on a run. Raises UsageError, StoreError."""
     from harness.baseline.shelf import Shelf
+    from harness.release.cost import read_evidence
     from harness.release.held import hold
 
     policy = Policy() if inputs.policy is None else read_policy(inputs.policy)
     filed = () if inputs.approvals is None else read_cabinet(inputs.approvals, inputs.signers, now)
     drifts = {} if inputs.baselines is None else hold(run, Shelf(inputs.baselines))
-    return decide_gate(run, drifts, filed, with_change_author(policy, inputs.change_author), now)
+    cost = None if inputs.cost is None else read_evidence(inputs.cost, run)
+    return decide_gate(run, drifts, filed, with_change_author(policy, inputs.change_author), now, cost)
 
 
 def write_gate(
     run: FinishedRun, decision: Decision, folder: Path, comment: Comment, report: Reporter
 ) -> dict[str, object]:
-    """Writes gate.json, gate.md and the reports as the gate leaves them; returns the record. Raises OutputError."""
+    """Writes gate.json, gate.md, the cost report it was given, and the reports as the gate leaves them.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
     record = gate_record(run, decision)
     place = folder / REPORTS
     try:
         place.mkdir(parents=True, exist_ok=True)
         (folder / COMMENT).write_text(comment(record), encoding="utf-8")
+        if decision.cost is not None:
+            (folder / COST).write_bytes(decision.cost.content)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}; choose another --out") from error
     report(gated_run(run, decision), place)

@@ -15,7 +15,8 @@ file everything blocks, an approval needs one signature, and nothing else is dem
     [approvals]    signers = 2                    different people, different keys
                    author_alone = false           the author of the change cannot be the only signer
                    longest_days = 90
-    [cost]         slowdown = 1.5                 the most a measure of the run's cost may be
+    [cost]         max_slowdown = 1.5             the most a measure of `samebits cost` may be, by the upper end of its
+                   max_memory = 1.2               interval; `max_` may be left out
 """
 
 from __future__ import annotations
@@ -115,12 +116,14 @@ def _rules(reader: Reader) -> dict[str, Rule]:
 
 def _costs(reader: Reader) -> dict[str, float]:
     limits: dict[str, float] = {}
-    for name in sorted(reader.table):
-        value = reader.raw(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+    for key in sorted(reader.table):
+        value, name = reader.raw(key), key.removeprefix("max_")
+        if name in limits:
+            reader.mistake(key, f"{name} is limited twice, with max_ and without")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             limits[name] = float(value)
         else:
-            reader.mistake(name, f"expected a number above 0, got {shown(value)}")
+            reader.mistake(key, f"expected a number above 0, got {shown(value)}")
     return limits
 
 

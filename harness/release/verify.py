@@ -98,6 +98,7 @@ def _listed(files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> list[str
 def _belong_together(files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> list[str]:
     """That all artifacts are of the manifest's run, and hold what they should."""
     faults: list[str] = []
+    costs: dict[str, object] = {}
     for name in ("cost.json", "fingerprint.json", "gate.json", "matrix.json"):
         try:
             record = json.loads(files[name])
@@ -110,6 +111,10 @@ def _belong_together(files: Mapping[str, bytes], manifest: Mapping[str, Any]) ->
             faults.append(f"{name} decides {record.get('exit_code')}, the manifest says {manifest.get('exit_code')}")
         if name == "fingerprint.json":
             faults += _fingerprints(record)
+        if name in ("cost.json", "gate.json"):
+            costs[name] = record.get("sha256") if name == "cost.json" else (record.get("cost") or {}).get("sha256")
+    if len(set(costs.values())) > 1:
+        faults.append("cost.json is not the cost report that gate.json decided on")
     return faults + _corpora(files)
 
 
