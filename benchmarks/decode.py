@@ -30,9 +30,10 @@ from torch.nn import functional
 
 from engines.bundled.arithmetic.portable import KernelArithmetic, open_kernel_arithmetic
 from engines.bundled.arithmetic.rope import rope_table
-from engines.bundled.arithmetic.weights import GATE_UP, QKV, expected_shapes, join
+from engines.bundled.arithmetic.weights import GATE_UP, QKV, join
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
+from engines.bundled.models.tensors import tensor_shapes
 
 SMOLLM2 = ModelConfig(
     vocab_size=49152,
@@ -141,7 +142,7 @@ class Eager:
 def random_model(four_bit: bool) -> Model:
     """Random weights of SmolLM2-135M's shape; `four_bit` rounds the matrices to 4-bit blocks of 32, as a GGUF has."""
     random, weights = np.random.default_rng(0), {}
-    for name, shape in sorted(expected_shapes(SMOLLM2).items()):
+    for name, shape in sorted(tensor_shapes(SMOLLM2).items()):
         scale = 0.04 if "embed" in name else 0.3 * shape[-1] ** -0.5
         weight = random.standard_normal(shape, np.float32) * np.float32(scale)
         if "norm" in name:

@@ -11,18 +11,22 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from engines.bundled_refusals import NOT_OFFERED
 from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Rule, Scalar, Setting, Tokenizer
-from harness.errors import EngineError, ModelError, Unsupported
+from harness.errors import EngineDied, EngineError, ModelError, Unsupported
 
 MOST_THREADS = 8  # more share one small model's step at a loss
 COMPILERS = ("g++", "clang++")
-ARITHMETICS = ("portable", "free", "native")
+IMAGE_MODEL = "tiny-vit"  # encodes images, in component cells; every other model is a language model
+MOST_PATCHES = 8192  # of one request's images
+ARITHMETICS = ("portable", "tensorcore", "free", "native")
 
 _MODES = {
     "deterministic": "portable",
     "ordinary": "free",
     **{name: name for name in ARITHMETICS},
 }
+_MORE = {"tensorcore": {"device": "cuda", "dtype": "bfloat16"}}  # settings a mode brings beside its arithmetic
 
 _KERNEL_FIELDS = (
     "resolved.isa",
@@ -32,9 +36,27 @@ _KERNEL_FIELDS = (
     "resolved.kernels_digest",
     "kernels.*",
 )
+_ARITHMETIC_FIELDS = (
+    "resolved.arithmetic",
+    "resolved.definition",
+    "resolved.chunk_width",
+    "resolved.key_chunk",
+    "resolved.weights",
+    *_KERNEL_FIELDS,
+    "arithmetic.*",
+)
+_RANK_FIELDS = (
+    "resolved.tensor_parallel_size",
+    "resolved.expert_parallel_size",
+    "resolved.ranks",
+    "resolved.collectives",
+    "resolved.weights",  # fewer matrices in one process
+    "arithmetic.torch",  # carries the collectives
+)
 _AXES: dict[str, tuple[str, ...]] = {
     "batch": (),
     "companions": (),
+    "load": (),
     "order": (),
     "arrivals": (),
     "seed": (),
@@ -46,33 +68,37 @@ _AXES: dict[str, tuple[str, ...]] = {
     "page_size": ("config.page_size", "resolved.page_size", "resolved.num_pages"),
     "num_pages": ("config.num_pages", "resolved.num_pages"),
     "policy": ("config.policy", "resolved.policy"),
+    "priority_preempts": ("config.priority_preempts", "resolved.priority_preempts"),
     "async_scheduling": ("config.async_scheduling", "resolved.async_scheduling"),
     "draft": ("config.draft", "resolved.draft"),
     "draft_policy": ("config.draft_policy", "resolved.draft_policy"),
     "rollback": ("config.rollback", "resolved.rollback"),
     "scoring": ("config.scoring", "resolved.scoring"),
     "samples": ("config.samples", "resolved.samples"),
+    "trainer": ("config.trainer", "resolved.trainer", "arithmetic.torch"),
     "observer": ("config.observer", "resolved.observer"),
     "restart": ("config.tuning", "resolved.tuning"),
     "threads": ("config.threads", "resolved.threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS"),
+    "tensor_parallel_size": ("config.tensor_parallel_size", *_RANK_FIELDS),
+    "expert_parallel_size": ("config.expert_parallel_size", *_RANK_FIELDS),
+    "replica": ("config.replica", "resolved.replica"),
+    "disaggregated": ("config.disaggregated", "resolved.disaggregated"),
     "isa": ("config.isa", *_KERNEL_FIELDS),
     "compiler": ("config.compiler", *_KERNEL_FIELDS),
-    "arithmetic": (
-        "config.arithmetic",
-        "resolved.arithmetic",
-        "resolved.definition",
-        "resolved.chunk_width",
-        "resolved.key_chunk",
-        "resolved.weights",
-        *_KERNEL_FIELDS,
-        "arithmetic.*",
-    ),
+    "arithmetic": ("config.arithmetic", *_ARITHMETIC_FIELDS),
+    "replica_arithmetic": ("config.replica_arithmetic", *_ARITHMETIC_FIELDS),
 }
 
+# Read when torch is imported: what closes cuBLASLt's split-K off (`engines.bundled.gpu.tensorcore.selftest`).
+SPLIT_K_OFF = {
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "1",
+    "TORCH_BLAS_PREFER_CUBLASLT": "1",
+}
 POLICIES = ("fcfs", "priority", "shortest")
 FAULTS = (
     "none", "stale-page", "lost-flush", "short-hash", "misplaced-page", "clone-samples", "observer-draws",
-    "shared-sampling", "unverified",
+    "shared-sampling", "shifted-masks", "unverified",
 )  # fmt: skip
 
 
@@ -90,17 +116,30 @@ class BundledAdapter:
                     meaning="schedule the next step while one runs"),
             Setting(name="device", default="cpu", choices=("cpu", "cuda"),
                     meaning="where the forward pass runs; cuda: an NVIDIA GPU, portable with the same bits"),
+            Setting(name="collectives", default="gloo", choices=("gloo", "nccl"),
+                    meaning="what carries data between ranks; nccl: through a GPU per rank"),
             Setting(name="compiler", default="auto", choices=("auto", "g++", "clang++", "none"),
                     meaning="what builds the kernels; none: the checked fallback without own kernels"),
+            Setting(name="dtype", default="float32", choices=("float32", "bfloat16"),
+                    meaning="of weights and products; bfloat16: tensorcore, and free and native beside it, on a GPU"),
+            Setting(name="disaggregated", default="off", choices=("off", "on", "prefill"),
+                    meaning="prompts are computed in a process of their own and handed over; prefill: be that process"),
             Setting(name="draft", default="off", choices=("off", "lookup", "model"),
                     meaning="who proposes tokens ahead: nobody, the text so far, or the model's first layers"),
             Setting(name="draft_length", default=4, minimum=1, meaning="proposals verified in one step, at most"),
             Setting(name="draft_policy", default="fixed", choices=("fixed", "variable"),
                     meaning="propose always as many, or more after acceptance and fewer after rejection"),
+            Setting(name="expert_parallel_size", default=1, minimum=1,
+                    meaning="processes that share the experts of a mixture"),
             Setting(name="observer", default="logprobs", choices=("logprobs", "none"),
                     meaning="what is reported beside the tokens; none: no log-softmax is computed"),
-            Setting(name="rollback", default="off", choices=("off", "alternate", "all"),
-                    meaning="which requests a fast path decodes, in windows of draft_length that are verified"),
+            Setting(name="replica", default="off", choices=("off", "first", "second", "both"),
+                    meaning="which of two replicas behind one front serves; both: requests in turn"),
+            Setting(name="replica_arithmetic", default="same", choices=("same", *ARITHMETICS),
+                    meaning="arithmetic of the second replica"),
+            Setting(name="rollback", default="off", choices=("off", "all", "request"),
+                    meaning="which requests a fast path decodes, in windows of draft_length that are verified; "
+                            "request: those that ask for it"),
             Setting(name="samples", default="together", choices=("together", "separate"),
                     meaning="the n samples of a request run together, or one after another as requests of their own"),
             Setting(name="scoring", default="decode", choices=("decode", "prefill"),
@@ -119,21 +158,31 @@ class BundledAdapter:
             Setting(name="page_size", default=16, minimum=1, meaning="tokens per KV page"),
             Setting(name="policy", default="fcfs", choices=POLICIES,
                     meaning="who runs first: first come, the more urgent, or the shorter prompt"),
+            Setting(name="priority_preempts", default=True, choices=(False, True),
+                    meaning="under policy priority one that runs gives way to a more urgent one that waits"),
             Setting(name="prefix_cache", default=False, choices=(False, True),
                     meaning="reuse pages of earlier requests where all tokens up to their end are the same"),
+            Setting(name="rendezvous_port", default=0, minimum=0,
+                    meaning="port of this machine where ranks find each other; 0: any free one"),
+            Setting(name="tensor_parallel_size", default=1, minimum=1,
+                    meaning="processes that share each layer, with their own part of weights and KV"),
             Setting(name="threads", default=_default_threads(), minimum=1,
-                    meaning="threads that share one step"),
+                    meaning="threads that share one step, in each process"),
+            Setting(name="trainer", default="off", choices=("off", "padded", "packed"),
+                    meaning="forced texts are computed by a trainer's torch forward of the same weights: texts filled "
+                            "up to the longest, or one after another in a row"),
             Setting(name="tuning", default=0, minimum=0,
                     meaning="an autotuner's choice: moves the order of sums in arithmetic free alone"),
         )  # fmt: skip
 
     def modes(self) -> Mapping[str, Mapping[str, Scalar]]:
         """The arithmetics by name; deterministic is portable, ordinary is free."""
-        return {mode: {"arithmetic": arithmetic} for mode, arithmetic in sorted(_MODES.items())}
+        return {mode: {"arithmetic": arithmetic, **_MORE.get(mode, {})} for mode, arithmetic in sorted(_MODES.items())}
 
     def axes(self) -> Mapping[str, AxisSupport]:
-        """Every axis this engine can vary."""
-        return {name: AxisSupport(fields=fields) for name, fields in sorted(_AXES.items())}
+        """Every axis this engine can vary, and what it cannot, with the reason."""
+        refused = {name: AxisSupport(unsupported=reason) for name, reason in NOT_OFFERED.items()}
+        return {**refused, **{name: AxisSupport(fields=fields) for name, fields in sorted(_AXES.items())}}
 
     def strongest_rule(self) -> Rule:
         """Logits can be digested at every position."""
@@ -152,6 +201,8 @@ class BundledAdapter:
         """Vocabulary and context. Raises ModelError."""
         from engines.bundled.models.catalogue import open_source
 
+        if model == IMAGE_MODEL:
+            return ModelFacts(name=model, vocab_size=1, max_position_embeddings=MOST_PATCHES)
         with harness_errors():
             config = open_source(model).config()
         return ModelFacts(
@@ -163,6 +214,10 @@ class BundledAdapter:
         from engines.bundled.models.catalogue import open_source
         from engines.bundled_tokenizer import HarnessTokenizer
 
+        if model == IMAGE_MODEL:
+            from engines.bundled_vision import ImageTokenizer
+
+            return ImageTokenizer()
         with harness_errors():
             return HarnessTokenizer(open_source(model).tokenizer())
 
@@ -171,7 +226,9 @@ class BundledAdapter:
         threads = str(configuration.get("threads", _default_threads()))
         chosen = str(configuration.get("compiler", "auto"))
         fallback = chosen == "none" or (chosen == "auto" and not any(map(shutil.which, COMPILERS)))
+        tensorcore = configuration.get("arithmetic") == "tensorcore"
         return {
+            **(SPLIT_K_OFF if tensorcore else {}),
             **({"MKL_CBWR": "AVX2,STRICT"} if fallback else {}),  # the fallback's products are exact for more shapes
             "MKL_NUM_THREADS": threads,
             "OMP_DYNAMIC": "FALSE",
@@ -190,8 +247,25 @@ class BundledAdapter:
         unknown = sorted(set(configuration) - set(defaults))
         if unknown:
             raise EngineError(f"engine 'bundled' has no setting {unknown[0]!r}; it has {', '.join(sorted(defaults))}")
+        settings = {**defaults, **configuration}
         with harness_errors():
-            return start_lifetime(model, {**defaults, **configuration})
+            if model == IMAGE_MODEL:
+                from engines.bundled_vision import start_vision
+
+                return start_vision(settings, defaults)
+            if settings["replica"] != "off":
+                from engines.bundled_replicas import start_replicas
+
+                return start_replicas(model, settings, self.environment(settings))
+            if settings["disaggregated"] == "on":
+                from engines.bundled_disaggregated import start_disaggregated
+
+                return start_disaggregated(model, settings, self.environment(settings))
+            if settings["trainer"] != "off":
+                from engines.bundled_trainer import start_trainer
+
+                return start_trainer(model, settings)
+            return start_lifetime(model, settings)
 
 
 @contextmanager
@@ -204,6 +278,8 @@ def harness_errors() -> Iterator[None]:
         yield
     except errors.ModelError as error:
         raise ModelError(str(error)) from error
+    except errors.RankError as error:
+        raise EngineDied(str(error)) from error  # what is left of the ranks is ended; nothing runs here any more
     except errors.NotSupported as error:
         raise Unsupported(str(error)) from error
     except (errors.BundledError, KernelError) as error:

@@ -9,27 +9,33 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from engines.bundled.arithmetic import open_arithmetic
-from engines.bundled.batch import Arithmetic
+from engines.bundled.batch import Arithmetic, Closes, Ranked
 from engines.bundled.cache_store import restore_cache, save_cache
-from engines.bundled.config import EngineConfig, ModelConfig
+from engines.bundled.config import EngineConfig, Model, ModelConfig
 from engines.bundled.draft import open_drafter
 from engines.bundled.engine import Engine
 from engines.bundled.errors import NotSupported
-from engines.bundled.gpu import fit_pages, open_gpu_arithmetic
+from engines.bundled.fast import open_fast_path
+from engines.bundled.gpu import check_dtype, fit_pages, open_gpu_arithmetic
+from engines.bundled.grammar import Grammars
 from engines.bundled.kernels import library
 from engines.bundled.kernels.interface import KernelError, Kernels
 from engines.bundled.models.catalogue import open_source
+from engines.bundled.models.finite import check_weights
 from engines.bundled.models.source import Origin
 from engines.bundled.tokenizer import Tokenizer
 from engines.bundled_adapter import harness_errors
+from engines.bundled_timed import BundledSession
 from engines.bundled_work import run_work
-from harness.engine import Field, FieldClass, Progress, Scalar, Work
+from harness.engine import Field, FieldClass, Footprint, Progress, Scalar, TimedSession, Work
+from harness.errors import EngineError
+from harness.request import Request
 from harness.traces import Traces
 
 POOL_BYTES = 3 << 29  # 1.5 GiB of keys and values unless num_pages says otherwise
@@ -55,6 +61,7 @@ class BundledLifetime:
         """The engine's options as they were settled, and what the arithmetic says of itself."""
         config = self.engine.config
         return {
+            "collectives": NOT_APPLICABLE,
             **{name: value for name, value in self.arithmetic.describe().items() if name != _THREADS_SEEN},
             "arithmetic": self.arithmetic.name,
             "max_num_seqs": config.max_num_seqs,
@@ -65,6 +72,12 @@ class BundledLifetime:
             "tuning": config.tuning,
             "prefix_cache": self.engine.cache is not None,
             "policy": config.policy,
+            "priority_preempts": config.priority_preempts,
+            "disaggregated": config.disaggregated,
+            "replica": NOT_APPLICABLE,
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "expert_parallel_size": config.expert_parallel_size,
+            "ranks": max(config.tensor_parallel_size, config.expert_parallel_size),
             "async_scheduling": self.engine.ahead is not None,
             "fault": config.fault,
             "draft": config.draft,
@@ -74,6 +87,7 @@ class BundledLifetime:
             "scoring": config.scoring,
             "observer": config.observer,
             "samples": self.samples,
+            "trainer": "off",
             "seeding": config.seeding,
         }
 
@@ -90,7 +104,21 @@ class BundledLifetime:
             "cached_pages": len(self.engine.cache) if self.engine.cache else 0,
             "logprobs_computed": self.engine.observed_rows > 0,
             "torch_imported": "torch" in sys.modules,
+            "trainer": "off",
+            **self._observed_ranks(),
         }
+
+    def _observed_ranks(self) -> Mapping[str, Scalar]:
+        """How many processes answer, all having run the same steps, and the most threads each was seen to use."""
+        if not isinstance(self.arithmetic, Ranked):
+            return {"ranks": 1}
+        with harness_errors():
+            counts = self.arithmetic.counts()
+        steps = {count["steps"] for count in counts}
+        if len(steps) > 1:
+            raise EngineError(f"ranks have run different numbers of steps: {sorted(steps)}")
+        threads = " ".join(str(count["threads_seen"]) for count in counts)
+        return {"ranks": len({count["pid"] for count in counts}), "threads_by_rank": threads}
 
     def fingerprint(self) -> tuple[Field, ...]:
         """Model, tokenizer, arithmetic and kernels: what only this engine knows."""
@@ -100,7 +128,7 @@ class BundledLifetime:
             _field("model.digest", self.model_digest, "float32 weights and shape"),
             _field("model.source", self.origin.kind, "model source"),
             _field("model.quantisation", self.origin.quantisation, "tensor types of the model's file"),
-            _field("model.dtype", "float32", "weights as computed with"),
+            _field("model.dtype", self.engine.config.dtype, "weights as computed with"),
             _field("tokenizer.digest", self.tokenizer.digest, "tokenizer and chat template"),
             _field("chat_template.digest", self.tokenizer.template_digest, "chat template"),
             _field("arithmetic.name", self.arithmetic.name, "arithmetic"),
@@ -116,10 +144,28 @@ class BundledLifetime:
         with harness_errors():
             return run_work(self.engine, work, progress, samples=self.samples)
 
-    def save_cache(self, folder: Path) -> None:
-        """Writes the prefix cache. Raises EngineError, Unsupported."""
+    def open_timed(self, requests: Sequence[Request]) -> TimedSession:
+        """Serves by the clock. Raises EngineError, Unsupported."""
         with harness_errors():
-            save_cache(self.engine, folder)
+            return BundledSession(self.engine, requests, one_by_one=self.samples == "separate")
+
+    def footprint(self) -> Footprint:
+        """Memory of this process and the other ranks, and the pages; what lies on a card is not counted."""
+        pages = self.engine.scheduler.pages
+        others = self.arithmetic.counts()[1:] if isinstance(self.arithmetic, Ranked) else ()
+        return Footprint(
+            peak_memory_bytes=1024 * (_peak_memory_kib() + sum(count["peak_memory_kib"] for count in others)),
+            peak_device_bytes=None,
+            kv_capacity_tokens=pages.size * pages.count,
+        )
+
+    def save_cache(self, folder: Path) -> None:
+        """Writes the prefix cache, or what is to be handed over. Raises EngineError, Unsupported."""
+        with harness_errors():
+            if self.engine.outbox is not None:
+                self.engine.outbox.save(folder)
+            else:
+                save_cache(self.engine, folder)
 
     def restore_cache(self, folder: Path) -> None:
         """Fills the empty prefix cache. Raises EngineError, naming what differs, and Unsupported."""
@@ -127,21 +173,25 @@ class BundledLifetime:
             restore_cache(self.engine, folder)
 
     def stop(self) -> None:
-        """Nothing is held outside this process."""
+        """Ends the other ranks, if there are any."""
+        if isinstance(self.arithmetic, Closes):
+            self.arithmetic.close()
 
 
 def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLifetime:
     """Opens the model, packs its weights and takes its pages. `settings` holds every setting."""
     source = open_source(model_name)
     model, tokenizer = source.model(), source.tokenizer()
+    check_weights(model)
     config = resolve_config(model.config, settings)
     kernels = load_kernels(config)
     device = cast("str", settings["device"])
+    check_dtype(config, device)
     if device != "cpu" and not settings["num_pages"]:
         config = fit_pages(model, config, device)
     if device == "cpu":
         check_pool(model.config, config, _physical_bytes())
-    arithmetic = open_arithmetic(model, config) if device == "cpu" else open_gpu_arithmetic(model, config, device)
+    arithmetic = open_forward(model_name, model, config, device)
     return BundledLifetime(
         engine=Engine(
             model.config,
@@ -151,6 +201,8 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
             tokenizer.decode,
             model_digest=model.digest,
             drafter=open_drafter(model, config, kernels),
+            fast=open_fast_path(model, config, kernels, arithmetic),
+            grammars=Grammars(tokenizer, model.config.vocab_size, model.config.eos_token_ids),
         ),
         model_name=model.name,
         model_digest=model.digest,
@@ -160,6 +212,17 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
         kernels=kernels,
         samples=cast("str", settings["samples"]),
     )
+
+
+def open_forward(model_name: str, model: Model, config: EngineConfig, device: str) -> Arithmetic:
+    """The forward pass: here, on a device, or over several processes. Raises NotSupported, RankError."""
+    if max(config.tensor_parallel_size, config.expert_parallel_size) > 1:
+        if device != "cpu":
+            raise NotSupported(f"device={device} over several ranks: shards compute on CPUs; use device=cpu")
+        from engines.bundled.parallel.ranks import open_parallel  # it imports torch
+
+        return open_parallel(model_name, model, config)
+    return open_arithmetic(model, config) if device == "cpu" else open_gpu_arithmetic(model, config, device)
 
 
 def load_kernels(config: EngineConfig) -> Kernels:
@@ -182,6 +245,7 @@ def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> Engine
     page_size, seats = cast("int", settings["page_size"]), cast("int", settings["max_num_seqs"])
     return EngineConfig(
         arithmetic=cast("str", settings["arithmetic"]),
+        dtype=cast("str", settings["dtype"]),
         max_num_seqs=seats,
         max_num_batched_tokens=cast("int", settings["max_num_batched_tokens"]),
         page_size=page_size,
@@ -192,6 +256,7 @@ def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> Engine
         tuning=cast("int", settings["tuning"]),
         prefix_cache=cast("bool", settings["prefix_cache"]),
         policy=cast("str", settings["policy"]),
+        priority_preempts=cast("bool", settings["priority_preempts"]),
         async_scheduling=cast("bool", settings["async_scheduling"]),
         fault=cast("str", settings["fault"]),
         draft=cast("str", settings["draft"]),
@@ -200,6 +265,11 @@ def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> Engine
         rollback=cast("str", settings["rollback"]),
         scoring=cast("str", settings["scoring"]),
         observer=cast("str", settings["observer"]),
+        tensor_parallel_size=cast("int", settings["tensor_parallel_size"]),
+        expert_parallel_size=cast("int", settings["expert_parallel_size"]),
+        collectives=cast("str", settings["collectives"]),
+        disaggregated=cast("str", settings["disaggregated"]),
+        rendezvous_port=cast("int", settings["rendezvous_port"]),
         seeding=cast("str", settings["seeding"]),
     )
 
@@ -212,7 +282,8 @@ def default_pages(model: ModelConfig, seats: int, page_size: int) -> int:
 
 def check_pool(model: ModelConfig, config: EngineConfig, memory: int) -> None:
     """Raises NotSupported for a pool that cannot fit in `memory` bytes; taking it anyway ends the process later."""
-    needed = token_bytes(model) * config.page_size * config.num_pages
+    copies = max(1, config.expert_parallel_size // config.tensor_parallel_size)  # ranks that split experts alone
+    needed = token_bytes(model) * config.page_size * config.num_pages * copies
     if needed > memory:
         pool = f"num_pages={config.num_pages} of {config.page_size} tokens"
         msg = (

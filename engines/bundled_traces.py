@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engines.bundled.batch import Ranked
 from engines.bundled.engine import Engine
 from engines.bundled.sequence import Position, Sequence
 from harness.traces import NO_TOKEN, Float32, Int32, PositionTable, RequestTable, StepTable, Traces, UInt64
@@ -50,6 +51,8 @@ def _request_table(rows: Rows[Row]) -> RequestTable:
         drafted=_int32([sequence.drafted for sequence in sequences]),
         accepted=_int32([sequence.accepted for sequence in sequences]),
         rollbacks=_int32([sequence.rollbacks for sequence in sequences]),
+        masked=_int32([sequence.masked for sequence in sequences]),
+        steered=_int32([sequence.steered for sequence in sequences]),
         arrival_s=np.array([row.arrival_s for row in rows], np.float64),
         first_token_s=np.array([row.first_token_s for row in rows], np.float64),
         finish_s=np.array([row.finish_s for row in rows], np.float64),
@@ -104,11 +107,18 @@ def _counters(engine: Engine, sequences: list[Sequence]) -> tuple[tuple[str, int
         "restored_tokens": sum(sequence.restored_tokens for sequence in sequences),
         "overlapped_steps": ahead.overlapped_steps if ahead else 0,
         "overlap_us": ahead.overlap_ns // 1000 if ahead else 0,
+        "masked": sum(sequence.masked for sequence in sequences),
         "max_running": engine.most_running,
         "preemptions": engine.scheduler.preemptions,
+        "gave_way": engine.scheduler.gave_way,
+        "fast_tokens": engine.fast.tokens if engine.fast else 0,
+        "steered": sum(sequence.steered for sequence in sequences),
         "steps": len({ran.step for ran in engine.log}),
         "tokens_computed": sum(ran.count for ran in engine.log),
     }
+    if isinstance(engine.arithmetic, Ranked):
+        for rank, counts in enumerate(engine.arithmetic.counts()):
+            counters |= {f"rank{rank}_{name}": counts[name] for name in ("weight_bytes", "kv_bytes")}
     return tuple(sorted(counters.items()))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from engines.arrivals import Arrivals, Standing
 from engines.bundled.engine import Engine
 from engines.bundled.errors import NotSupported, RequestError
-from engines.bundled.request import Request, Sampling
+from engines.bundled.request import Grammar, Request, Sampling
 from engines.bundled.sequence import Sequence
 from engines.bundled_traces import Row, write_traces
 from harness.engine import Progress, Work
@@ -54,7 +54,7 @@ def run_work(engine: Engine, work: Work, progress: Progress, *, samples: str = "
     """Runs the work to its end. `samples` "separate": each sample of a request waits for the one before it.
 
     Raises:
-        NotSupported: a grammar, an image, or golden replay of several samples.
+        NotSupported: an image, or golden replay of several samples.
         RequestError: a request that cannot be run as written.
         ComputeError: logits that are no numbers.
         EngineError: a schedule that can never complete.
@@ -63,7 +63,7 @@ def run_work(engine: Engine, work: Work, progress: Progress, *, samples: str = "
     if len(requests) != len(work.requests):
         ids = [one.id for one in work.requests]
         raise RequestError(f"request id {next(i for i in ids if ids.count(i) > 1)!r} is given twice")
-    prepared = _prepare(work, requests)
+    prepared = prepare(work, requests)
     for name in sorted(prepared):
         for request in prepared[name]:
             engine.check(request)
@@ -144,11 +144,14 @@ def _rows(entry: _Submitted) -> list[Row]:
     ]
 
 
-def _prepare(work: Work, requests: Mapping[str, HarnessRequest]) -> dict[str, list[Request]]:
-    """The engine's requests by id, one per sample. Companions without a golden path run freely."""
+def prepare(work: Work, requests: Mapping[str, HarnessRequest]) -> dict[str, list[Request]]:
+    """The engine's requests by id, one per sample. Companions without a golden path run freely.
+
+    Raises NotSupported, RequestError.
+    """
     companions = {arrival.request for arrival in work.schedule.arrivals if arrival.companion}
     _refuse_cancelled(work)
-    priorities = {arrival.request: arrival.priority for arrival in work.schedule.arrivals}
+    planned = {arrival.request: arrival for arrival in work.schedule.arrivals}
     prepared: dict[str, list[Request]] = {}
     for name, request in requests.items():
         _refuse_unsupported(request)
@@ -162,10 +165,12 @@ def _prepare(work: Work, requests: Mapping[str, HarnessRequest]) -> dict[str, li
                 id=name,
                 prompt=request.prompt_token_ids,
                 sampling=_sampling(request),
+                grammar=_grammar(request),
                 sample=sample,
                 forced=forced,
                 logits_digest=work.logits_digests,
-                priority=priorities.get(name, 0),
+                priority=planned[name].priority if name in planned else 0,
+                rollback=name in planned and planned[name].rollback,
             )
             for sample in range(request.sampling.n)
         ]
@@ -184,12 +189,15 @@ def _refuse_cancelled(work: Work) -> None:
 
 
 def _refuse_unsupported(request: HarnessRequest) -> None:
-    if request.grammar is not None:
-        raise NotSupported(f"request {request.id!r}: a grammar ({request.grammar.kind}); this engine has none yet")
     if request.images:
         raise NotSupported(f"request {request.id!r}: {len(request.images)} image(s); this engine reads text alone")
     if request.sampling.n < 1:
         raise RequestError(f"request {request.id!r}: n: expected 1 or more, got {request.sampling.n}")
+
+
+def _grammar(request: HarnessRequest) -> Grammar | None:
+    grammar = request.grammar
+    return None if grammar is None else Grammar(kind=grammar.kind, text=grammar.text)
 
 
 def _sampling(request: HarnessRequest) -> Sampling:

@@ -30,12 +30,19 @@ _SETTINGS = (
     Setting(name="max_num_batched_tokens", default=512, minimum=1, meaning="tokens in one step"),
     Setting(name="max_num_seqs", default=8, minimum=1, meaning="sequences in one step"),
     Setting(name="threads", default=1, minimum=1, meaning="moves results where invariant is off"),
+    Setting(
+        name="timer_us",
+        default=0,
+        minimum=0,
+        meaning="microseconds a computed token takes on a scripted clock when serving by the clock; 0: the real clock",
+    ),
     Setting(name="tuning", default=0, minimum=0, meaning="moves results where invariant is off"),
 )
 _AXES = {
     "arrivals": AxisSupport(),
     "batch": AxisSupport(),
     "companions": AxisSupport(),
+    "load": AxisSupport(),
     "compiler": AxisSupport(unsupported="the fake engine compiles nothing"),
     "isa": AxisSupport(unsupported="the fake engine has no kernels"),
     "max_num_batched_tokens": AxisSupport(fields=("config.max_num_batched_tokens", "resolved.max_num_batched_tokens")),

@@ -16,6 +16,7 @@ import numpy as np
 
 from engines.fake_run import Sequence
 from harness import faults
+from harness.errors import EngineDied
 from harness.faults import Place
 from harness.traces import Traces
 
@@ -55,10 +56,12 @@ def act_during(fault: str, target: Target, sequences: list[Sequence]) -> None:
     """What a fault does after a step."""
     if fault == "slow":
         time.sleep(SLOW_S)
-    if fault not in ("crash", "hang", "raise") or not target.reached(sequences):
+    if fault not in ("crash", "die", "hang", "raise") or not target.reached(sequences):
         return
     if fault == "raise":
         raise RuntimeError("the fake engine raises on purpose (fault 'raise')")
+    if fault == "die":
+        raise EngineDied("the fake engine dies on purpose (fault 'die')")
     sys.stderr.write(f"the fake engine is about to {fault} on purpose\n")
     sys.stderr.flush()
     if fault == "crash":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -11,9 +11,13 @@ import numpy as np
 from engines.fake_faults import Target, act_after, act_during, is_batched
 from engines.fake_model import DEFINITION
 from engines.fake_names import ONE_AT_A_TIME
-from engines.fake_run import Limits, Loop, Sequence
-from harness.engine import Field, Progress, Scalar, Work
+from engines.fake_run import Limits, Loop
+from engines.fake_run import Sequence as FakeSequence
+from engines.fake_timed import FakeSession
+from harness.engine import Field, Footprint, Progress, Scalar, TimedSession, Work
 from harness.errors import EngineError, Unsupported
+from harness.request import Request
+from harness.schedule import Arrival, Schedule
 from harness.traces import Traces
 
 T = TypeVar("T", str, int, bool)
@@ -61,24 +65,37 @@ class FakeLifetime:
             raise Unsupported(f"request {cancelled[0]!r} is to be cancelled; the fake engine lets everything finish")
         if self._fault == "copy" and self._first is not None:
             return self._first
-        seats = self._setting("max_num_seqs", int)
-        limits = Limits(
-            seats=1 if self._fault in ONE_AT_A_TIME else seats,
-            tokens=self._setting("max_num_batched_tokens", int),
-            salt=self._salt(),
-        )
-        honest = Loop(work, limits, progress, self._after_step).run()
-        running = dict(honest.counters)["max_running"]
-        self._most_running = max(self._most_running, running)
-        acts = self._always or running > 1 or self._fault in ONE_AT_A_TIME
-        traces = act_after(self._fault, self._target, honest, seats) if acts else honest
+        traces = self._spoil(Loop(work, self._limits(), progress, self._after_step).run())
         self._first = self._first or traces
         return traces
+
+    def open_timed(self, requests: Sequence[Request]) -> TimedSession:
+        """Serves by the clock, with the fault. Raises EngineError, Unsupported."""
+        arrivals = tuple(Arrival(request=request.id) for request in requests)
+        schedule = Schedule(name="by the clock", arrivals=arrivals)
+        work = Work(requests=tuple(requests), schedule=schedule, replay="natural", golden={}, logits_digests=False)
+        loop = Loop(work, self._limits(), lambda _requests, _tokens: None, self._after_step)
+        return FakeSession(loop, timer_us=self._setting("timer_us", int), spoil=self._spoil)
+
+    def footprint(self) -> Footprint:
+        """Nothing is held."""
+        return Footprint(peak_memory_bytes=None, peak_device_bytes=None, kv_capacity_tokens=None)
 
     def stop(self) -> None:
         """Nothing is held."""
 
-    def _after_step(self, sequences: list[Sequence]) -> None:
+    def _limits(self) -> Limits:
+        seats = 1 if self._fault in ONE_AT_A_TIME else self._setting("max_num_seqs", int)
+        return Limits(seats=seats, tokens=self._setting("max_num_batched_tokens", int), salt=self._salt())
+
+    def _spoil(self, honest: Traces) -> Traces:
+        running = dict(honest.counters)["max_running"]
+        self._most_running = max(self._most_running, running)
+        acts = self._always or running > 1 or self._fault in ONE_AT_A_TIME
+        seats = self._setting("max_num_seqs", int)
+        return act_after(self._fault, self._target, honest, seats) if acts else honest
+
+    def _after_step(self, sequences: list[FakeSequence]) -> None:
         if self._always or is_batched(sequences):
             act_during(self._fault, self._target, sequences)
 

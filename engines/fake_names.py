@@ -20,6 +20,7 @@ FAULTS = {
     "crash": "the process ends in the middle of a request",
     "hang": "the engine stops answering in the middle of a request",
     "raise": "an unexpected exception in the middle of a request",
+    "die": "says that it failed in the middle of a request and must not be used any more",
     "slow": "every step takes longer; nothing else changes",
     "noise": "results differ from run to run",
 }

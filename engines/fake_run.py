@@ -19,6 +19,7 @@ from engines.fake_names import CONTEXT, EOS
 from harness.engine import Progress, Work
 from harness.errors import EngineError, Unsupported
 from harness.request import Request
+from harness.schedule import Arrival
 from harness.traces import NO_TOKEN, Float32, Int32, PositionTable, RequestTable, StepTable, Traces, UInt64
 
 
@@ -103,22 +104,36 @@ class Loop:
             if not (self.waiting or self.running):
                 self.step = max(self.step, self.arrivals.next_step())
                 continue
-            self._run_step(self._fill_step())
-            self.step += 1
-            self.after_step(self.sequences)
+            self.run_step()
+        return self.traces()
+
+    def run_step(self) -> int:
+        """One step over what waits and runs; returns the tokens it computed."""
+        slices = self._fill_step()
+        self._run_step(slices)
+        self.step += 1
+        self.after_step(self.sequences)
+        return sum(piece.count for piece in slices)
+
+    def traces(self) -> Traces:
+        """The tables of what ran."""
         return write_traces(self.sequences, self.log)
+
+    def admit(self, arrival: Arrival) -> None:
+        """Puts a request's samples in line."""
+        request = self.requests[arrival.request]
+        forced = self.work.golden.get(request.id) if self.work.replay == "golden" else None
+        for sample in range(request.sampling.n):
+            sequence = Sequence(
+                request=request, sample=sample, companion=arrival.companion, forced=forced,
+                row=len(self.sequences), arrival_s=self._now(), tokens=list(request.prompt_token_ids),
+            )  # fmt: skip
+            self.sequences.append(sequence)
+            self.waiting.append(sequence)
 
     def _admit_arrivals(self) -> None:
         for arrival in self.arrivals.take_due(self.step, self._standings()):
-            request = self.requests[arrival.request]
-            forced = self.work.golden.get(request.id) if self.work.replay == "golden" else None
-            for sample in range(request.sampling.n):
-                sequence = Sequence(
-                    request=request, sample=sample, companion=arrival.companion, forced=forced,
-                    row=len(self.sequences), arrival_s=self._now(), tokens=list(request.prompt_token_ids),
-                )  # fmt: skip
-                self.sequences.append(sequence)
-                self.waiting.append(sequence)
+            self.admit(arrival)
 
     def _standings(self) -> Mapping[str, Standing]:
         standings: dict[str, Standing] = {}

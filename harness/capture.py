@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from harness.traces import Traces
 
 NOTHING_SERVED = "nothing"  # the lineage field of an engine's first work
+RESIDENT = "process.resident_kib"  # memory of the engine's process when the work began
+CACHE_STATE = "lineage.cache"  # the field that says what the prefix cache held before the work's prelude
+CACHE_EMPTIED, CACHE_AS_LEFT = "emptied", "as left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

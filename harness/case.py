@@ -13,12 +13,15 @@ from harness.engine import Replay
 from harness.schedule import Schedule
 from harness.settings import Settings
 
+RESET = "reset before each case: "  # begins the purpose of a lifetime whose cache is emptied before each case
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
     """One engine process: a configuration, an ordinal that tells restarts of it apart, and a purpose.
 
-    A purpose other than "" keeps the process to cases that need a fresh one (caches and history are the axis).
+    A purpose other than "" keeps the process to cases that need a fresh one (caches and history are the axis), or,
+    when it is a reset, to the cases of one cache axis, each after the cache was emptied.
     """
 
     engine: str
@@ -31,6 +34,11 @@ class Lifetime:
     def id(self) -> str:
         """Sixteen hexadecimal digits of the content's SHA-256."""
         return digest(self)[:16]
+
+    @property
+    def resets(self) -> bool:
+        """Whether the prefix cache is emptied before each case."""
+        return self.purpose.startswith(RESET)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

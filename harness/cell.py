@@ -43,6 +43,7 @@ class Requires:
     """What must be at hand for the cell to be run at all; unmet is UNSUPPORTED with the reason."""
 
     engines: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # values of the engine's setting `device`; an engine without one fits any
     packages: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
@@ -180,9 +181,9 @@ def _read_control(reader: Reader, *, given: bool) -> Control:
 
 def _read_requires(reader: Reader) -> Requires:
     requires = Requires(
-        engines=reader.strings("engines"), packages=reader.strings("packages"), programs=reader.strings("programs"),
-        cpu_flags=reader.strings("cpu_flags"), accelerators=reader.natural("accelerators", 0, 0),
-        cores=reader.natural("cores", 1, 1),
+        engines=reader.strings("engines"), devices=reader.strings("devices"), packages=reader.strings("packages"),
+        programs=reader.strings("programs"), cpu_flags=reader.strings("cpu_flags"),
+        accelerators=reader.natural("accelerators", 0, 0), cores=reader.natural("cores", 1, 1),
     )  # fmt: skip
     reader.close()
     return requires

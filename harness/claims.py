@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.judged import ComparisonError, check_tables
-from harness.traces import NO_TOKEN, Bool, Float32, Int64, RequestTable, StepTable, Traces
+from harness.traces import NO_TOKEN, Bool, Float32, Int32, Int64, RequestTable, StepTable, Traces
 
 MOST_TOLD = 5  # contradictions spelled out per kind
 
@@ -29,7 +29,7 @@ def check_claims(traces: Traces) -> tuple[str, ...]:
         check_tables(traces, "tables")
     except ComparisonError as error:
         return (str(error),)
-    found = [*_unfinished(traces.requests), *_not_finite(traces), *_disordered(traces)]
+    found = [*_unfinished(traces.requests), *_not_finite(traces), *_disordered(traces), *_overmasked(traces.requests)]
     if traces.steps is None:
         return tuple(found)
     malformed = find_malformed(traces.steps, len(traces.requests.id))
@@ -156,6 +156,19 @@ def _silent(table: RequestTable, rewinds: Int64, restored: bool) -> Bool:
     return silent
 
 
+def _grammar_columns(table: RequestTable) -> list[tuple[str, Int32]]:
+    columns = (("masked", table.masked), ("steered", table.steered))
+    return [(name, column) for name, column in columns if column is not None]
+
+
+def _overmasked(table: RequestTable) -> list[str]:
+    """A mask works at generated positions, and can change no more picks than it was at work at."""
+    if table.masked is None or table.steered is None:
+        return []
+    wrong = (table.masked < 0) | (table.masked > table.length) | (table.steered < 0) | (table.steered > table.masked)
+    return _tell(_names(table, wrong), "claims more positions under a grammar than it has")
+
+
 def _counted(traces: Traces, steps: StepTable) -> list[str]:
     _, sizes = np.unique(steps.step, return_counts=True)
     shown = {
@@ -164,6 +177,7 @@ def _counted(traces: Traces, steps: StepTable) -> list[str]:
         "steps": len(sizes),
         "tokens_computed": int(steps.count.sum()),
         "cached_tokens": int(traces.requests.cached_tokens.sum()),
+        **{name: int(column.sum()) for name, column in _grammar_columns(traces.requests)},
     }
     return [
         f"counter {name} claims {claimed}, the tables show {shown[name]}"

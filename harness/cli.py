@@ -80,6 +80,8 @@ def run_command(
         click.echo(f"interrupted; the same command with --out {folder} resumes", err=True)
         return 130
     _print_table(record)
+    if record["cost"] is not None:
+        click.echo(f"cost: {record['cost']}")
     click.echo(f"report: {folder / 'report.html'}")
     return int(str(record["exit_code"]))
 
@@ -230,15 +232,27 @@ def _attach() -> None:
     from harness.approval.cli import approve_command, cosign_command
     from harness.baseline.cli import baseline_commands
     from harness.baseline.perplexity_cli import perplexity_commands
+    from harness.canary_cli import canary_command
+    from harness.census_cli import census_command
     from harness.corpus_cli import corpus_commands
+    from harness.cost.cli import cost_command
     from harness.doctor.cli import doctor_command
+    from harness.evaluation.cli import eval_command
     from harness.fingerprint_cli import build_command
+    from harness.ops_cli import ops_command
     from harness.release.cli import release_commands
     from harness.serve_cli import serve_command
+    from harness.soak_cli import soak_command
 
     commands.add_command(corpus_commands)
+    commands.add_command(cost_command)
     commands.add_command(doctor_command(_observe))
+    commands.add_command(ops_command)
     commands.add_command(serve_command)
+    commands.add_command(canary_command)
+    commands.add_command(census_command)
+    commands.add_command(soak_command)
+    commands.add_command(eval_command)
     commands.add_command(build_command(_subject_fields))
     for command in (baseline_commands, perplexity_commands, approve_command, cosign_command, *release_commands):
         commands.add_command(command)

@@ -105,4 +105,5 @@ def _merge(found: list[Int64]) -> Int64:
     if not found:
         return np.empty(0, dtype=np.int64)
     rows = np.concatenate(found).astype(np.int64, copy=False)
-    return rows[np.concatenate(([True], np.diff(rows) != 0))]
+    first: Int64 = rows[np.concatenate(([True], np.diff(rows) != 0))]
+    return first

@@ -53,6 +53,11 @@ def judged_digest(traces: Traces) -> str:
     return hashlib.sha256(_CAPTURE_MAGIC + _u32(len(digests)) + b"".join(digests)).hexdigest()
 
 
+def digests_of(traces: Traces, found: Judged) -> tuple[str, ...]:
+    """Hexadecimal digest of each judged request in the order of `found`, whose keys may be renamed ones."""
+    return tuple(_request_digest(traces, found, j).hex() for j in range(len(found.keys)))
+
+
 def is_padding(ids: Int32, values: Float32) -> Bool:
     """Cells (any shape) that are top-k padding, to the bit."""
     padded: Bool = (ids == NO_TOKEN) & (values.view(np.uint32) == PADDING_BITS)

@@ -41,11 +41,13 @@ class Setting:
 class AxisSupport:
     """How an engine varies an axis: the fingerprint fields that move with it, derived ones included.
 
-    `unsupported` is the reason when it cannot; the fields are then empty.
+    `unsupported` is the reason when it cannot; the fields are then empty. `resets` says that the engine implements
+    `ResetsCache`: the cases of a cache axis may then share a process, each after a reset.
     """
 
     fields: tuple[str, ...] = ()
     unsupported: str | None = None
+    resets: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,60 @@ class Engine(Protocol):
         """Frees what it holds; called once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """Tokens that came out for one sample of a request, at a time of the engine's clock."""
+
+    request: str
+    sample: int
+    tokens: int  # new ones; 0 where only the end was told
+    finished: bool  # nothing more comes for this sample
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What an engine takes; None: it cannot say. Peaks are since its start, all of its processes together."""
+
+    peak_memory_bytes: int | None
+    peak_device_bytes: int | None
+    kv_capacity_tokens: int | None  # tokens whose keys and values fit at once
+
+
+class TimedSession(Protocol):
+    """One timed serving: requests come when the caller's clock says so, and everything leaves with a time.
+
+    The caller owns arrivals; an engine that computes in the caller's thread runs one step per `advance`, one that
+    serves from elsewhere hands over what has arrived meanwhile.
+    """
+
+    def now(self) -> float:
+        """Seconds of the clock of all times here; monotonic."""
+
+    def submit(self, request: str) -> None:
+        """Hands over one of the opened requests; called once for each. Raises EngineError."""
+
+    def advance(self, until_s: float | None) -> Sequence[Emission]:
+        """Works until something came out, a step ended, or `until_s` is reached; None: no other arrival is near.
+
+        With nothing to do it waits for `until_s`. Raises EngineError: a lost request, a server that went away.
+        """
+
+    def finish(self) -> Traces:
+        """The traces of everything submitted, in the order of submission; the session is over."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """An engine that can serve by the clock; what `samebits cost` needs beyond `Engine`."""
+
+    def open_timed(self, requests: Sequence[Request]) -> TimedSession:
+        """Prepares to serve these requests, each at most once. Raises EngineError, Unsupported."""
+
+    def footprint(self) -> Footprint:
+        """Memory and KV capacity as of now."""
+
+
 @runtime_checkable
 class KeepsCache(Protocol):
     """An engine whose prefix cache outlives its process; asked only where the axis `cache_restore` is offered."""
@@ -148,6 +204,22 @@ class KeepsCache(Protocol):
 
     def restore_cache(self, folder: Path) -> None:
         """Fills the empty prefix cache. Raises EngineError, naming what differs, for a store of another origin."""
+
+
+@runtime_checkable
+class RefusesByConfiguration(Protocol):
+    """An adapter whose offers follow its settings: an endpoint that is attached to cannot be restarted."""
+
+    def refuses(self, axis: str, replay: Replay, configuration: Mapping[str, Scalar]) -> str | None:
+        """Why a cell cannot be run with these settings, or None; asked while planning, so it starts nothing."""
+
+
+@runtime_checkable
+class ResetsCache(Protocol):
+    """An engine that can empty its prefix cache and say that it is empty; asked only where `AxisSupport.resets`."""
+
+    def reset_cache(self) -> None:
+        """Empties the prefix cache. Raises EngineError when anything is left in it."""
 
 
 class Adapter(Protocol):

@@ -7,6 +7,7 @@ SamebitsError
 │   ├── ModelError        2   a model that is missing, unreadable or unsupported
 │   └── OutputError       2   a folder that cannot be written (read-only, full disk)
 ├── EngineError           4   an engine that could not start, crashed, hung or answered wrongly
+│   ├── EngineDied        4   an engine that failed in the middle of its work and must not be used any more
 │   └── Unsupported       3   an engine that says, with its reason, that it cannot do what was asked
 └── StoreError            2   stored captures that are damaged, of another schema, or not what was asked for
 
@@ -44,6 +45,10 @@ class EngineError(SamebitsError):
     """An engine that could not start, crashed, hung or answered wrongly."""
 
     exit_code = 4
+
+
+class EngineDied(EngineError):  # noqa: N818 - what it did, and the reader's word for it
+    """An engine that failed in the middle of its work; its process ends, and what is left runs in another."""
 
 
 class Unsupported(EngineError):  # noqa: N818 - a verdict's name, not a fault

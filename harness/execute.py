@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.canonical import digest
-from harness.case import Case
+from harness.case import Case, Lifetime
 from harness.corpus import take
 from harness.corpus_json import request_json
 from harness.engine import Adapter, Field
@@ -96,11 +96,7 @@ class Executor:
         return (self.folder / "caches" / case).resolve()
 
     def _start(self, process: LifetimeProcess, stage: Stage) -> Event:
-        lifetime = stage.lifetime
-        return process.ask(
-            {"do": "start", "engine": lifetime.engine, "model": lifetime.model, "settings": dict(lifetime.settings),
-             "store": str(self.store.folder.resolve()), "session": self.session}, self.deadline_s,
-        )  # fmt: skip
+        return process.ask(start_command(stage.lifetime, self.store, self.session), self.deadline_s)
 
     def _lifetime(self, process: LifetimeProcess, stage: Stage, pending: Sequence[str]) -> None:
         started = self._start(process, stage)
@@ -122,14 +118,9 @@ class Executor:
         tokens = planned_tokens(self.plan, case_id)
         name = f"{case.schedule.name} {case.replay} {describe(case, self.plan.settings)}".rstrip()
         self.progress.case(name, len(requests), tokens)
-        event = process.ask(
-            {"do": "capture", "case": case_id, "requests": [request_json(request) for request in requests],
-             "schedule": dataclasses.asdict(case.schedule), "replay": case.replay, "golden": forced,
-             "logits_digests": case.logits_digests, "work": work_fields(case),
-             "prelude": [request_json(request) for request in prelude_requests(self.plan, case)],
-             "cache": str(self._cache(case_id)) if case.prelude and case.prelude[0] == RESTORED else None},
-            self.deadline_s, self._advance,
-        )  # fmt: skip
+        cache = str(self._cache(case_id)) if case.prelude and case.prelude[0] == RESTORED else None
+        command = capture_command(self.plan, case, forced, cache)
+        event = process.ask(command, self.deadline_s, self._advance)
         self.progress.done(tokens, float(str(event["seconds"])))
 
     def _advance(self, event: Event) -> None:
@@ -192,6 +183,25 @@ class Executor:
         missing = [case for case in stage.cases if not self.store.has(case) and case not in failed]
         groups = {floor_group(self.plan.cases[case]) for case in missing}
         return [case for case in stage.cases if case not in failed and floor_group(self.plan.cases[case]) in groups]
+
+
+def capture_command(plan: Plan, case: Case, forced: Mapping[str, list[int]], cache: str | None) -> dict[str, object]:
+    """What an engine process is told to run; `cache` is the folder of a prefix cache to restore."""
+    return {
+        "do": "capture", "case": case.id, "requests": [request_json(one) for one in case_requests(plan, case)],
+        "schedule": dataclasses.asdict(case.schedule), "replay": case.replay, "golden": forced,
+        "logits_digests": case.logits_digests, "work": work_fields(case),
+        "prelude": [request_json(one) for one in prelude_requests(plan, case)], "cache": cache,
+        "reset": case.lifetime.resets,
+    }  # fmt: skip
+
+
+def start_command(lifetime: Lifetime, store: Store, session: str) -> dict[str, object]:
+    """What an engine process is told first."""
+    return {
+        "do": "start", "engine": lifetime.engine, "model": lifetime.model, "settings": dict(lifetime.settings),
+        "store": str(store.folder.resolve()), "session": session,
+    }  # fmt: skip
 
 
 def floor_group(case: Case) -> str:

@@ -30,6 +30,7 @@ class Expected:
     max_tokens: int
     must_fill: bool  # nothing but max_tokens can end it
     candidates: int  # top-k asked for
+    grammar: bool = False  # the output must follow one
     cancelled_after: int | None = None  # tokens after which a companion is taken out
 
 
@@ -51,6 +52,7 @@ def expected_of(
             and not request.sampling.stop_token_ids
             and request.grammar is None,
             candidates=request.sampling.logprobs,
+            grammar=request.grammar is not None,
             cancelled_after=cancelled.get(request.id),
         )
         for request in requests
@@ -88,6 +90,7 @@ def _row_mistakes(traces: Traces, row: int, entry: Expected) -> list[str]:
         found.append(f"has {length} output tokens and finish reason {reason!r}, max_tokens is {entry.max_tokens}")
     elif entry.must_fill and reason != "length":
         found.append(f"ended with {reason!r} after {length} tokens, though only max_tokens could end it")
+    found += _mask_mistakes(traces, row, entry)
     if not entry.companion:
         found += _candidate_mistakes(traces, row, entry)
     return found
@@ -115,6 +118,15 @@ def _candidate_mistakes(traces: Traces, row: int, entry: Expected) -> list[str]:
     if len(counts) and int(counts.min()) < entry.candidates:
         return [f"reports {int(counts.min())} top candidates at some position, {entry.candidates} were asked for"]
     return []
+
+
+def _mask_mistakes(traces: Traces, row: int, entry: Expected) -> list[str]:
+    """Every position under a grammar's mask, and none without one; an engine that says nothing is left to the rule."""
+    masked = traces.requests.masked
+    wanted = int(traces.requests.length[row]) if entry.grammar else 0
+    if masked is None or int(masked[row]) == wanted:
+        return []
+    return [f"was sampled under a grammar at {int(masked[row])} positions, expected {wanted}"]
 
 
 def _named(names: Sequence[str], what: str) -> list[str]:

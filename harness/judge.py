@@ -3,7 +3,8 @@
 It does not know engines, files or time. The rules it keeps are its steps, in this order; the first that has something
 to say decides:
 
-1. a capture that is missing, incomplete, copied, self-contradictory or incomparable is ERROR; a refusal UNSUPPORTED;
+1. a capture that is missing, incomplete, copied, self-contradictory or incomparable is ERROR; a refusal,
+   or a rule that an engine says its evidence is too weak for (`harness.limits`), UNSUPPORTED;
 2. a floor that differs is FAIL as run-to-run, and no axis is blamed;
 3. a fingerprint field that differs and does not belong to the axis is INSUFFICIENT;
 4. any differing position is FAIL, witnessed or not;
@@ -18,9 +19,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.agreement import AXES as AGREEMENT_AXES
+from harness.agreement import AgreementResult, measure_agreement
 from harness.axis import Axis
 from harness.baseline.environment import References, judge_environment
-from harness.capture import NOTHING_SERVED, Capture
+from harness.capture import CACHE_EMPTIED, CACHE_STATE, NOTHING_SERVED, Capture
 from harness.claims import check_claims
 from harness.compare import Comparison, compare, strongest_rule
 from harness.diagnose import diagnose
@@ -30,6 +33,8 @@ from harness.faults import plant_least
 from harness.fingerprint import fingerprint_of, undeclared
 from harness.judged import ComparisonError, find_judged
 from harness.lifetime import Failure
+from harness.limits import COMPANY, refused_rule, stated_limits, unsolved_sampling
+from harness.occupancy import occupancy
 from harness.plan import Pair
 from harness.verdict import (
     MOST_WHERE,
@@ -54,6 +59,11 @@ class _Arms:
     reference: Capture
     floor: Capture
     varied: Capture
+
+    @property
+    def all(self) -> tuple[Capture, Capture, Capture]:
+        """In the order of the fields."""
+        return self.reference, self.floor, self.varied
 
 
 def judge(
@@ -107,6 +117,9 @@ def _judge(pair: Pair, captures: Captures) -> Verdict:
     mistake = _nonce_mistake(arms, pair.cell.axis) or _claim_mistake(arms)
     if mistake:
         return _end(start, VerdictName.ERROR, mistake)
+    refused = refused_rule(arms.all, pair.cell.rule)
+    if refused:
+        return _end(start, VerdictName.UNSUPPORTED, refused)
     try:
         return _compare_all(pair, captures, arms, start)
     except ComparisonError as error:
@@ -116,20 +129,22 @@ def _judge(pair: Pair, captures: Captures) -> Verdict:
 def _compare_all(pair: Pair, captures: Captures, arms: _Arms, start: Verdict) -> Verdict:
     cell = pair.cell
     floor = compare(arms.reference.traces, arms.floor.traces, cell.rule, "natural")
-    start = dataclasses.replace(start, floor=_floor(floor))
+    start = dataclasses.replace(start, floor=_floor(floor), caps=_stated(arms, cell.axis))
     if floor.outcome == "different":
         diagnosis = _diagnosis(floor, arms.reference, arms.floor, cell.axis)
-        reason = "run-to-run: the reference differs from itself, so no axis is blamed"
+        reason = f"run-to-run: the reference differs from itself, so no axis is blamed{_unsolved(arms)}"
         return _end(start, VerdictName.FAIL, reason, diagnosis=diagnosis)
     differences, caps = _undeclared(arms.reference, arms.varied, pair.owned)
-    start = dataclasses.replace(start, undeclared=differences, caps=caps)
+    start = dataclasses.replace(start, undeclared=differences, caps=caps + start.caps)
     if differences:
         reason = f"more than the axis differs between the arms: {'; '.join(differences)}"
         return _end(start, VerdictName.INSUFFICIENT, reason)
     comparison = compare(arms.reference.traces, arms.varied.traces, cell.rule, cell.replay)
     counted, evidence = _witness(comparison, arms, cell.axis)
     control = _control(pair, captures, arms)
-    start = dataclasses.replace(start, comparison=_counts(comparison, counted), control=control)
+    start = dataclasses.replace(
+        start, comparison=_counts(comparison, counted), control=control, agreement=_agreement(arms, cell.axis)
+    )
     if comparison.outcome == "different":
         diagnosis = _diagnosis(comparison, arms.reference, arms.varied, cell.axis)
         return _end(start, VerdictName.FAIL, _failure_reason(comparison), diagnosis=diagnosis)
@@ -137,11 +152,21 @@ def _compare_all(pair: Pair, captures: Captures, arms: _Arms, start: Verdict) ->
         reason = f"no PASS without a witness: {counted} positions witnessed, {cell.minimum} needed ({evidence})"
         return _end(start, VerdictName.INSUFFICIENT, reason)
     if control.kind != "none" and not control.fired:
-        return _end(start, VerdictName.INSUFFICIENT, f"the control stayed silent: {control.sentence}")
+        return _end(start, VerdictName.INSUFFICIENT, f"the control stayed silent: {control.sentence}{_unsolved(arms)}")
     if control.kind == "none":
         return _end(start, VerdictName.INSUFFICIENT, "the cell has no control, so nothing shows that it can fail")
     reason = f"{comparison.positions} positions equal under rule {cell.rule}"
     return _end(start, VerdictName.PASS, reason, claims=_claims(comparison, counted, control, evidence))
+
+
+def _stated(arms: _Arms, axis: Axis) -> tuple[str, ...]:
+    return stated_limits(arms.all, company=axis.witness != "all")
+
+
+def _unsolved(arms: _Arms) -> str:
+    """What an engine that cannot repeat its draws adds to a reason."""
+    why = unsolved_sampling(arms.all)
+    return f"; the sampling layer is unsolved: {why}" if why else ""
 
 
 def _end(start: Verdict, name: VerdictName, reason: str, **changes: object) -> Verdict:
@@ -174,11 +199,28 @@ def _nonce_mistake(arms: _Arms, axis: Axis) -> str | None:
     same_process = arms.reference.process_nonce == arms.floor.process_nonce
     if axis.floor == "same lifetime" and not same_process:
         return "the floor was captured in another process than the reference; both belong into one lifetime"
-    if axis.floor == "fresh lifetimes" and same_process:
+    if axis.floor == "fresh lifetimes" and same_process and not _emptied(arms, axis):
         return "the floor was captured in the reference's process; it needs a fresh lifetime"
     if axis.evidence == "process nonce" and arms.varied.process_nonce == arms.reference.process_nonce:
         return "both sides of the restart carry the same process nonce: the engine was not restarted"
     return None
+
+
+def _emptied(arms: _Arms, axis: Axis) -> bool:
+    """Whether the axis is the prefix cache alone, and the engine emptied it before each arm."""
+    states = [
+        field.value
+        for capture in (arms.reference, arms.floor, arms.varied)
+        for field in capture.subject
+        if field.name == CACHE_STATE
+    ]
+    return axis.witness == "cached" and states == [CACHE_EMPTIED] * 3
+
+
+def _agreement(arms: _Arms, axis: Axis) -> AgreementResult | None:
+    if axis.name not in AGREEMENT_AXES:
+        return None
+    return measure_agreement(arms.reference.traces, arms.varied.traces)
 
 
 def _claim_mistake(arms: _Arms) -> str | None:
@@ -201,7 +243,10 @@ def _witness(comparison: Comparison, arms: _Arms, axis: Axis) -> tuple[int, str]
         reason = _process_evidence(arms, axis)
         return (comparison.positions if reason else 0), reason or f"{axis.evidence} did not change between the arms"
     witness = witnessed(arms.reference.traces, arms.varied.traces, axis.witness)
-    return int((witness.mask & comparison.compared_mask).sum()), witness.sentence
+    shows_steps = axis.name == "load" and COMPANY not in arms.varied.observed
+    seen = occupancy([arms.varied.traces]) if shows_steps else None
+    sentence = f"{witness.sentence}; {seen.text}" if seen else witness.sentence
+    return int((witness.mask & comparison.compared_mask).sum()), sentence
 
 
 def _process_evidence(arms: _Arms, axis: Axis) -> str | None:

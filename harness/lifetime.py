@@ -99,7 +99,7 @@ class LifetimeProcess:
                     progress(event)
             elif event["event"] == "failed":
                 kind: Kind = "unsupported" if event["kind"] == "unsupported" else "error"
-                raise LifetimeError(self._failure(str(event["message"]), kind), dead=False)
+                raise LifetimeError(self._failure(str(event["message"]), kind), dead=event.get("dead") is True)
             else:
                 return event
         raise self._gone()

@@ -1,10 +1,12 @@
 """A matrix: a named set of cells, found by name or path and read whole.
 
 It does not know engines. Rules: an existing path wins over a shipped name, and the path used is kept; cells keep the
-order of their files' names; a name occurs once.
+order of their files' names, those of included matrices follow in the order of `include`; a name occurs once.
 
 A folder holds one cell per `*.toml`; an optional `matrix.toml` gives `description`, `include` (other matrices) and
 `allow_unsupported` (cells whose UNSUPPORTED is foreseen). A single file holds one cell, or several under `[[cells]]`.
+An included matrix lies beside the one that includes it, or is a shipped one; where the command runs does not matter.
+One that several include is taken once.
 """
 
 from __future__ import annotations
@@ -68,12 +70,11 @@ def find_matrix(name_or_path: str) -> Path:
 def load_matrix(name_or_path: str) -> Matrix:
     """Reads every cell of a matrix. Raises CellError listing all mistakes of all files."""
     path = find_matrix(name_or_path)
-    return _load(path, seen=())
+    return _load(path, within=(), taken=set())
 
 
-def _load(path: Path, seen: tuple[Path, ...]) -> Matrix:
-    if path in seen:
-        raise CellError(f"{path}: includes itself through {', '.join(str(p) for p in seen)}")
+def _load(path: Path, within: tuple[Path, ...], taken: set[Path]) -> Matrix:
+    """`within` are the matrices that include this one; the resolved paths in `taken` are not included again."""
     header = path / "matrix.toml"
     files = sorted(path.glob("*.toml")) if path.is_dir() else [path]
     hasher = hashlib.sha256()
@@ -93,13 +94,45 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Matrix:
             cells += _read_cells(file, document, mistakes)
     if mistakes:
         raise CellError("\n".join(mistakes))
-    for name in include:
-        other = _load(find_matrix(name), (*seen, path))
+    for place in _included(path, include, (*within, path)):
+        if place.resolve() in taken:
+            continue
+        taken.add(place.resolve())
+        other = _load(place, (*within, path), taken)
         cells += other.cells
         allow += other.allow_unsupported
         hasher.update(bytes.fromhex(other.digest))
+    if within and not cells:  # whatever it includes was taken already
+        return Matrix(name=path.stem, path=path, cells=(), allow_unsupported=(), digest=hasher.hexdigest())
     check_names(path, cells, allow)
     return Matrix(name=path.stem, path=path, cells=tuple(cells), allow_unsupported=allow, digest=hasher.hexdigest())
+
+
+def _included(path: Path, names: Sequence[str], within: Sequence[Path]) -> list[Path]:
+    """Where included matrices lie. Raises CellError naming all that are unknown, listed twice, or lead back here."""
+    places: list[Path] = []
+    mistakes: list[str] = []
+    for index, name in enumerate(names):
+        place = _beside(path, name)
+        if place is None:
+            mistakes.append(f"$.include[{index}]: no matrix {name!r} beside this one or shipped; "
+                            f"{did_you_mean(name, shipped_names())}")  # fmt: skip
+        elif place.resolve() in [one.resolve() for one in within]:
+            through = " -> ".join(str(one) for one in (*within, place))
+            mistakes.append(f"$.include[{index}]: {name!r} includes itself: {through}")
+        elif place.resolve() in [one.resolve() for one in places]:
+            mistakes.append(f"$.include[{index}]: {name!r} is listed twice")
+        else:
+            places.append(place)
+    if mistakes:
+        raise CellError("\n".join(f"{path / 'matrix.toml'}: {mistake}" for mistake in mistakes))
+    return places
+
+
+def _beside(path: Path, name: str) -> Path | None:
+    shipped = shipped_folder()
+    candidates = (path.parent / name, path.parent / f"{name}.toml", shipped / name, shipped / f"{name}.toml")
+    return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def _read_bytes(file: Path) -> bytes:

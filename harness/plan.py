@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from harness.axis import Axis
+from harness.background import FROM_FILE, Background, build_background, read_background
+from harness.background import NONE as NO_LOAD
+from harness.background import SOURCE as BACKGROUND_SOURCE
 from harness.canonical import digest
-from harness.case import Case, Lifetime
+from harness.case import RESET, Case, Lifetime
 from harness.cell import Cell
-from harness.corpus import Corpus, check_fits, load_corpus, retokenise, take
-from harness.engine import RULES, Adapter, AxisSupport, ModelFacts, Scalar
+from harness.corpus import Corpus, check_fits, load_corpus, retokenise, take, with_requests
+from harness.engine import RULES, Adapter, AxisSupport, ModelFacts, RefusesByConfiguration, Scalar
 from harness.errors import CellError, UsageError
 from harness.matrix import Matrix
 from harness.prelude import build_prelude
 from harness.requires import unmet_requirement
+from harness.schedule import Arrival
 from harness.schedules import CANCELLED, NO_HISTORY, build_schedule, companion_source
 from harness.settings import Settings, mode_settings, resolve
 from harness.stages import Stage, order_stages
@@ -73,6 +78,7 @@ class Plan:
     cases: Mapping[str, Case]
     stages: tuple[Stage, ...]
     corpora: Mapping[tuple[str, str], Corpus]  # (model, corpus name) to the corpus in that model's tokens
+    backgrounds: Mapping[str, Background] = field(default_factory=dict)  # by name
 
     @property
     def counts(self) -> dict[str, int]:
@@ -119,6 +125,7 @@ def make_plan(matrix: Matrix, subject: Subject, *, environ_cores: int | None = N
     return Plan(
         matrix=matrix, engine=subject.adapter.name, model=subject.model, settings=planner.base, pairs=pairs,
         cases=planner.cases, stages=order_stages(planner.cases), corpora=planner.corpora,
+        backgrounds=planner.backgrounds,
     )  # fmt: skip
 
 
@@ -143,12 +150,13 @@ class _Planner:
         self.cases: dict[str, Case] = {}
         self.corpora: dict[tuple[str, str], Corpus] = {}
         self.facts: dict[str, ModelFacts] = {}
+        self.backgrounds: dict[str, Background] = {}
 
     def pair(self, cell: Cell, value: Scalar) -> Pair:
         adapter = self.subject.adapter
         label = f"{cell.name}[{slug(cell.reference)}-{slug(value)}]"
         pair = Pair(cell=cell, variant=value, label=label, owned=(), control_owned=())
-        unmet = unmet_requirement(cell.requires, adapter.name, self.cores)
+        unmet = unmet_requirement(cell.requires, adapter.name, self.cores, dict(self.base))
         if unmet:
             return replace(pair, unsupported=unmet, foreseen=True)
         refused = self._refusal(cell)
@@ -175,6 +183,8 @@ class _Planner:
             return (
                 f"engine {adapter.name!r} can be judged under {adapter.strongest_rule()!r} at most, not {cell.rule!r}"
             )
+        if isinstance(adapter, RefusesByConfiguration):
+            return adapter.refuses(cell.axis.name, cell.replay, dict(resolve(adapter, self._layers(cell, None))))
         return None
 
     def _owned(self, axis: Axis) -> tuple[str, ...]:
@@ -247,13 +257,15 @@ class _Planner:
         axis = cell.axis
         requests = role.ids or tuple(request.id for request in corpus.requests)
         companions = self._companions(axis, value, model)
-        schedule = str(value) if axis.kind == "schedule" and axis.name != "companions" else cell.schedule
+        named = axis.kind == "schedule" and axis.name not in ("companions", "load")
+        schedule = str(value) if named else cell.schedule
         golden = role.forced if cell.replay == "golden" else None
         case = Case(
             lifetime=self._lifetime(cell, value, layers, role), corpus=cell.corpus, corpus_digest=corpus.digest,
             requests=requests, companions=companions,
             schedule=build_schedule(
-                schedule, requests, self._companion_ids(companions, model), cancelled=str(value).endswith(CANCELLED)
+                schedule, requests, self._companion_ids(companions, model), cancelled=str(value).endswith(CANCELLED),
+                background=self._background_arrivals(companions),
             ),
             prelude=self._prelude(axis, value, take(corpus, requests), model),
             replay="golden" if golden else "natural", golden=golden, repetition=1 if role.name == "floor" else 0,
@@ -266,13 +278,16 @@ class _Planner:
         axis = cell.axis
         if axis.kind == "setting":
             layers = [*layers, (f"cell {cell.name!r}: [axis]", {axis.name: value})]
-        alone = axis.floor == "fresh lifetimes"
+        before = f"nothing before {cell.corpus} {cell.schedule}" if value in NO_HISTORY else f"{axis.name} {value}"
+        purpose = f"{before} {role.name} {len(role.ids or ())}" if axis.floor == "fresh lifetimes" else ""
+        if purpose and self.subject.adapter.axes()[axis.name].resets:
+            purpose = RESET + axis.name
         return Lifetime(
             engine=self.subject.adapter.name,
             model=cell.model or self.subject.model,
             settings=resolve(self.subject.adapter, layers),
             ordinal=1 if axis.kind == "process" and role.name == "varied" else 0,
-            purpose=f"{axis.name} {value} {role.name} {len(role.ids or ())}" if alone else "",
+            purpose=purpose,
         )
 
     def _prelude(self, axis: Axis, value: Scalar, corpus: Corpus, model: str) -> tuple[str, str] | None:
@@ -296,6 +311,8 @@ class _Planner:
         return self.corpora[key]
 
     def _companions(self, axis: Axis, value: Scalar, model: str) -> tuple[str, str, int] | None:
+        if axis.name == "load" and value != NO_LOAD:
+            return self._background(str(value), model)
         source = companion_source(str(value)) if axis.name == "companions" else None
         if source is None:
             return None
@@ -305,8 +322,33 @@ class _Planner:
             raise UsageError(f"companions {value!r}: corpus {name!r} has {len(corpus.requests)} requests, not {count}")
         return name, corpus.digest, count
 
+    def _background(self, value: str, model: str) -> tuple[str, str, int]:
+        """The background traffic as a corpus of its own, under its name; one that was written down has the same."""
+        source = self._corpus(BACKGROUND_SOURCE, model)
+        is_file = value.startswith(FROM_FILE)
+        made = read_background(Path(value.removeprefix(FROM_FILE))) if is_file else None
+        background = made or build_background(value, source.requests)
+        if self.backgrounds.setdefault(background.name, background) != background:
+            raise UsageError(f"load {value!r}: another background of the name {background.name!r} is in this plan")
+        corpus = with_requests(source, background.requests, name=background.name)
+        check_fits(corpus, self.facts[model].vocab_size, self.facts[model].max_position_embeddings)
+        self.corpora[model, background.name] = corpus
+        return background.name, corpus.digest, len(corpus.requests)
+
+    def _background_arrivals(self, companions: tuple[str, str, int] | None) -> tuple[Arrival, ...]:
+        if companions is None or companions[0] not in self.backgrounds:
+            return ()
+        name = companions[0]
+        return tuple(
+            replace(
+                one, request=companion_id(name, one.request), after=companion_id(name, one.after) if one.after else None
+            )
+            for one in self.backgrounds[name].arrivals
+        )
+
     def _companion_ids(self, companions: tuple[str, str, int] | None, model: str) -> tuple[str, ...]:
-        if companions is None:
+        """Companions that arrive as the schedule says; those of a background bring their arrivals."""
+        if companions is None or companions[0] in self.backgrounds:
             return ()
         name, _, count = companions
         requests = take(self._corpus(name, model), count).requests

@@ -111,6 +111,7 @@ def verdict_record(plan: Plan, pair: Pair, verdict: Verdict) -> dict[str, object
         "comparison": _plain(verdict.comparison),
         "control": _control(verdict),
         "diagnosis": _plain(verdict.diagnosis),
+        "agreement": _plain(verdict.agreement),
         "undeclared": list(verdict.undeclared),
         "error": {"message": verdict.failure.message, "log_tail": list(verdict.failure.log_tail)}
         if verdict.failure else None,

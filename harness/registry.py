@@ -19,15 +19,27 @@ from harness.suggest import did_you_mean
 GROUP = "samebits.engines"
 ENGINES = {
     "bundled": "engines.bundled_adapter:BundledAdapter",
+    "deepinfer": "engines.deepinfer_local:DeepInferAdapter",
+    "endpoint": "engines.http.adapter:EndpointAdapter",
     "fake": "engines.fake:FakeAdapter",
+    "sglang": "engines.sglang_local:SglangAdapter",
+    "transformers": "engines.transformers_local:TransformersAdapter",
+    "vllm": "engines.vllm_local:VllmAdapter",
 }
 REPORTS = "reports:make_reports"
 SERVE = "engines.serve.command:serve"
+OPS = "engines.ops.command:ops"
 TABLE = "reports.table:verdict_table"
 PLAIN_TABLE = "reports.table:plain_table"
 FIVE_LINES = "reports.table:five_lines"
 GATE_COMMENT = "reports.gate_comment:gate_comment"
 TREND = "reports.trend:render_trend"
+COST_REPORT = "reports.cost:write_cost_report"
+COST_TABLE = "reports.cost_table:cost_table"
+CENSUS_REPORT = "reports.census:write_census_report"
+CENSUS_TABLE = "reports.census:census_table"
+EVAL_REPORT = "reports.evaluation:write_evaluation"
+EVAL_TABLE = "reports.evaluation:evaluation_table"
 GATE_ANNOTATIONS = "reports.gate_comment:gate_annotations"
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from harness.cell import Requires
+from harness.engine import Scalar
 
 
-def unmet_requirement(requires: Requires, engine: str, cores: int) -> str | None:
-    """Why the cell cannot run here, or None."""
+def unmet_requirement(
+    requires: Requires, engine: str, cores: int, settings: Mapping[str, Scalar] = MappingProxyType({})
+) -> str | None:
+    """Why the cell cannot run here, or None. `settings` are those of the whole run."""
     if requires.engines and engine not in requires.engines:
         return f"the cell is for {', '.join(requires.engines)}, the engine is {engine}"
+    if requires.devices and settings.get("device", requires.devices[0]) not in requires.devices:
+        wanted = " or ".join(requires.devices)
+        return f"the cell varies what exists on device={wanted} alone; this run has device={settings['device']}"
     for package in requires.packages:
         if importlib.util.find_spec(package) is None:
             return f"package {package!r} is not installed"

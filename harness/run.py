@@ -18,6 +18,7 @@ from pathlib import Path
 
 from harness.baseline.environment import References
 from harness.capture import Capture
+from harness.cost.indicative import indicative_line
 from harness.engine import Adapter
 from harness.errors import OutputError, StoreError, UsageError
 from harness.execute import Executor, case_requests
@@ -27,12 +28,13 @@ from harness.gate import decide
 from harness.host import host_fields
 from harness.judge import Captures, judge
 from harness.lifetime import Failure
-from harness.plan import Plan
+from harness.plan import Plan, slug
 from harness.progress import Progress
 from harness.record import PLAN, RECORD, Outcome, run_record, write_json
 from harness.store import Store
 from harness.verdict import Verdict
 
+BACKGROUNDS = "backgrounds"  # folder of a run
 Reporter = Callable[[Mapping[str, object], Path], None]
 
 
@@ -59,6 +61,7 @@ def run(request: RunRequest, report: Reporter) -> dict[str, object]:
     resumed = prepare_folder(folder, plan, overwrite=request.overwrite)
     if resumed:
         request.progress.note(f"resuming the interrupted run in {folder}")
+    write_backgrounds(plan, folder)
     executor = Executor(plan, request.adapter, folder, secrets.token_hex(8), request.progress, request.deadline_s)
     execution = executor.run()
     captures = load_captures(plan, executor.store, execution.failures)
@@ -70,6 +73,7 @@ def run(request: RunRequest, report: Reporter) -> dict[str, object]:
     )  # fmt: skip
     observer = fingerprint_of(host_fields(os.environ, now=started)).fields
     record = run_record(plan, verdicts, captures, execution, outcome, observer)
+    record["cost"] = indicative_line(plan, captures)
     report(record, folder)
     write_json(folder / RECORD, record)
     return record
@@ -138,9 +142,16 @@ def prepare_folder(folder: Path, plan: Plan, *, overwrite: bool) -> bool:
     return False
 
 
+def write_backgrounds(plan: Plan, folder: Path) -> None:
+    """Every background as it was drawn; `file:` with such a file replays it."""
+    for name in sorted(plan.backgrounds):
+        (folder / BACKGROUNDS).mkdir(exist_ok=True)
+        write_json(folder / BACKGROUNDS / f"{slug(name)}.json", plan.backgrounds[name].to_json())
+
+
 def _clear(folder: Path) -> None:
     """Removes what a run wrote, and only that."""
-    for name in ("captures", "logs"):
+    for name in ("captures", "logs", BACKGROUNDS):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (RECORD, PLAN, "report.html", "summary.md", "junit.xml"):
         (folder / name).unlink(missing_ok=True)

@@ -16,7 +16,8 @@ class Arrival:
     With `after` None the request arrives once the engine has run `at_step` steps. Otherwise it arrives once request
     `after` has generated `after_tokens` tokens, or has finished when `after_tokens` is None; `at_step` is then 0.
     `cancel_after_tokens` takes a companion out once it has generated that many tokens; None lets it finish. `priority`
-    counts for engines that run by priority: lower runs sooner.
+    counts for engines that run by priority: lower runs sooner; `rollback` for engines that leave it to each request
+    whether it is decoded on a fast path and verified.
     """
 
     request: str
@@ -26,6 +27,7 @@ class Arrival:
     after_tokens: int | None = None
     cancel_after_tokens: int | None = None
     priority: int = 0
+    rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

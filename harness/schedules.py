@@ -1,4 +1,4 @@
-"""Builds schedules by name from request ids: alone, together, reversed, while-decoding, urgent-last, with companions.
+"""Builds schedules by name from request ids: alone, together, reversed, …, with companions.
 
 It does not know prompts or engines. Rules: arrivals are staggered by steps so that each request meets a different
 step composition; a builder is a pure function of ids.
@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from harness.background import background_mistake
 from harness.engine import Scalar
 from harness.schedule import Arrival, Schedule
 
-SCHEDULES = ("alone", "together", "reversed", "interleaved", "while-decoding", "urgent-last")
+SCHEDULES = ("alone", "together", "reversed", "interleaved", "while-decoding", "urgent-last", "two-of-three-fast")
 COMPANIONS = re.compile(r"([A-Za-z0-9._:-]+):([1-9][0-9]*)")
 CANCELLED = ":cancelled"  # ends a companions value: each of them leaves in mid-stream
 ENVIRONMENT_AXES = ("attention-backend", "driver", "engine-version", "hardware", "torch-version")
@@ -33,6 +34,8 @@ DECODED_BEFORE_NEXT = 3  # tokens the running request has generated when the nex
 
 def value_mistake(axis: str, value: Scalar) -> str | None:
     """Why `value` is no value of a schedule, process or history axis, or None."""
+    if axis == "load":
+        return background_mistake(str(value))
     if axis in NOTHING:
         plain = value.removesuffix(CANCELLED) if isinstance(value, str) and axis == "companions" else value
         if isinstance(plain, str) and (value == NOTHING[axis] or COMPANIONS.fullmatch(plain)):
@@ -50,18 +53,20 @@ def companion_source(value: str) -> tuple[str, int] | None:
 
 
 def build_schedule(
-    name: str, ids: Sequence[str], companions: Sequence[str] = (), *, cancelled: bool = False
-) -> Schedule:
+    name: str, ids: Sequence[str], companions: Sequence[str] = (), *, cancelled: bool = False,
+    background: Sequence[Arrival] = (),
+) -> Schedule:  # fmt: skip
     """The schedule `name` over judged `ids`, companions arriving among them.
 
     Companion i arrives two steps after companion i - 1, from step 0 on, whatever the judged requests do. Cancelled
     companions leave one after another: the first after one token, each further one two tokens later in its life.
+    A `background` brings its own arrivals.
     """
     arrivals = [
         Arrival(request=name, companion=True, at_step=2 * i, cancel_after_tokens=1 + 2 * i if cancelled else None)
         for i, name in enumerate(companions)
     ]
-    arrivals += _BUILDERS[name](ids)
+    arrivals += [*background, *_BUILDERS[name](ids)]
     return Schedule(name=name, arrivals=tuple(arrivals))
 
 
@@ -92,6 +97,11 @@ def _urgent_last(ids: Sequence[str]) -> list[Arrival]:
     return [Arrival(request=request, at_step=step, priority=-step) for step, request in enumerate(ids)]
 
 
+def _two_of_three_fast(ids: Sequence[str]) -> list[Arrival]:
+    """Two of three ask for a fast path and verification, the third is ordinary traffic between them."""
+    return [Arrival(request=request, at_step=step, rollback=step % 3 != 2) for step, request in enumerate(ids)]
+
+
 _BUILDERS: dict[str, Callable[[Sequence[str]], list[Arrival]]] = {
     "alone": _alone,
     "together": _together,
@@ -99,4 +109,5 @@ _BUILDERS: dict[str, Callable[[Sequence[str]], list[Arrival]]] = {
     "interleaved": _interleaved,
     "while-decoding": _while_decoding,
     "urgent-last": _urgent_last,
+    "two-of-three-fast": _two_of_three_fast,
 }

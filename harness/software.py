@@ -20,7 +20,7 @@ import harness
 from harness.engine import Field
 from harness.reading import Unknown, read_field
 
-PACKAGES = ("gguf", "numpy", "pyarrow", "safetensors", "tokenizers", "torch")
+PACKAGES = ("gguf", "llguidance", "numpy", "pyarrow", "safetensors", "tokenizers", "torch")
 NOT_INSTALLED = "not installed"
 SOURCE_FOLDERS = ("engines", "harness")
 SOURCE_SUFFIXES = (".cpp", ".py")
@@ -43,7 +43,7 @@ def software_fields(root: Path) -> tuple[Field, ...]:
         read_field("python.build", "identity", "platform.python_compiler", platform.python_compiler),
         read_field("os.libc", "identity", "confstr", _libc),
         read_field("os.libm", "identity", "libm.so.6", lambda: _libm(root)),
-        *(field for name in PACKAGES for field in _package_fields(name)),
+        *(field for name in PACKAGES for field in package_fields(name)),
         *(field for name in ("numpy", "torch") for field in _library_fields(name)),
         Field(name="samebits.version", value=harness.__version__, field_class="identity", source="harness"),
         read_field("samebits.source", "identity", ", ".join(SOURCE_FOLDERS), source_digest),
@@ -95,7 +95,8 @@ def _libm(root: Path) -> str:
     raise Unknown("libm.so.6 is in none of the usual folders")
 
 
-def _package_fields(name: str) -> tuple[Field, ...]:
+def package_fields(name: str) -> tuple[Field, ...]:
+    """Version of an installed package, and the digest of its native code."""
     version = read_field(f"package.{name}", "identity", "package metadata", partial(_version, name))
     build = read_field(f"package.{name}.native", "identity", "package RECORD", partial(_native_digest, name))
     return version, build

@@ -39,6 +39,8 @@ class RequestTable:
     drafted: Int32 | None = None  # (R,) proposed tokens that ran; None: the engine does not say
     accepted: Int32 | None = None  # (R,) of these, tokens the engine took itself
     rollbacks: Int32 | None = None  # (R,) steps after which proposed tokens were thrown away
+    masked: Int32 | None = None  # (R,) positions sampled under a grammar's mask; None: the engine does not say
+    steered: Int32 | None = None  # (R,) of these, positions at which the mask changed the sampler's pick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

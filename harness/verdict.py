@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.lifetime import Failure
+
+if TYPE_CHECKING:  # numpy stays out of the command line's import
+    from harness.agreement import AgreementResult
 
 MOST_WHERE = 2000  # positions listed of one request
 
@@ -119,5 +122,6 @@ class Verdict:
     control: ControlResult | None = None
     diagnosis: DiagnosisResult | None = None
     undeclared: tuple[str, ...] = ()
+    agreement: AgreementResult | None = None  # on axes that compute the same logprobs in two ways
     failure: Failure | None = None
     digests: Mapping[str, str] | None = None

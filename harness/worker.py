@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from harness.canonical import digest
-from harness.capture import NOTHING_SERVED, Capture
+from harness.capture import CACHE_AS_LEFT, CACHE_EMPTIED, CACHE_STATE, NOTHING_SERVED, RESIDENT, Capture
 from harness.corpus_json import MAX_TOKEN_ID, read_request
 from harness.digest import judged_digest
-from harness.engine import Adapter, Engine, Field, KeepsCache, Scalar, Work
-from harness.errors import EngineError, SamebitsError, Unsupported
+from harness.engine import Adapter, Engine, Field, KeepsCache, ResetsCache, Scalar, Work
+from harness.errors import EngineDied, EngineError, SamebitsError, Unsupported
 from harness.host import host_fields
 from harness.privacy import public_field
 from harness.registry import adapter
@@ -52,6 +52,7 @@ class Lifetime:
     session: str
     nonce: str
     served: list[str]
+    emptied: bool = False  # the prefix cache, before the work at hand
 
 
 def main() -> int:
@@ -69,8 +70,14 @@ def main() -> int:
                 _answer(answers, _capture(lifetime, command, answers))
             elif command["do"] == "save" and lifetime is not None:
                 _answer(answers, _save_cache(lifetime, command))
+            elif command["do"] == "time" and lifetime is not None:
+                _answer(answers, _time(lifetime, command))
         except Unsupported as error:
             _answer(answers, {"event": "failed", "kind": "unsupported", "message": str(error)})
+        except EngineDied as error:
+            traceback.print_exception(error.__cause__ or error)
+            _answer(answers, {"event": "failed", "kind": "error", "message": str(error), "dead": True})
+            os._exit(1)  # what failed in the middle may hold threads and processes that never end
         except Exception as error:  # noqa: BLE001 - the engine boundary: whatever it raises becomes an ERROR verdict
             traceback.print_exc()
             message = str(error) if isinstance(error, SamebitsError) else f"{type(error).__name__}: {error}"
@@ -133,12 +140,29 @@ def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field,
         fields.append(Field(name=f"work.{key}", value=value, field_class="identity", source="plan"))
     served = digest(lifetime.served) if lifetime.served else NOTHING_SERVED
     fields.append(Field(name="lineage.served", value=served, field_class="lineage", source="works served before"))
+    cache = CACHE_EMPTIED if lifetime.emptied else CACHE_AS_LEFT
+    memory = _resident_kib()
+    where = "/proc/self/statm" if memory else "no /proc/self/statm here"
+    fields.append(Field(name=RESIDENT, value=memory, field_class="context", source=where))
+    fields.append(Field(name=CACHE_STATE, value=cache, field_class="lineage", source="worker"))
     return tuple(sorted((public_field(field) for field in fields), key=lambda field: field.name))
+
+
+def _resident_kib() -> int | None:
+    """Memory this process holds now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def _capture(lifetime: Lifetime, command: Mapping[str, object], answers: TextIO) -> dict[str, object]:
     case = cast("str", command["case"])
     work = _work(command)
+    lifetime.emptied = command["reset"] is True
+    if lifetime.emptied:
+        _reset_cache(lifetime)
     if command["cache"] is None:
         _serve_prelude(lifetime, command)
     else:
@@ -176,10 +200,28 @@ def _save_cache(lifetime: Lifetime, command: Mapping[str, object]) -> dict[str, 
     return {"event": "saved"}
 
 
+def _time(lifetime: Lifetime, command: Mapping[str, object]) -> dict[str, object]:
+    """Serves a load by the clock."""
+    from harness.cost.serve import serve_timed
+
+    requests = _requests(command["requests"])
+    answer = serve_timed(lifetime.engine, requests, command)
+    lifetime.served.append(digest(["by the clock", command["load"]]))
+    return answer
+
+
 def _restore_cache(lifetime: Lifetime, command: Mapping[str, object]) -> None:
     """Reads what another process left behind; it counts as served, though not by this one."""
     _cache_of(lifetime).restore_cache(Path(cast("str", command["cache"])))
     lifetime.served.append(digest(["restored", digest(_requests(command["prelude"]))]))
+
+
+def _reset_cache(lifetime: Lifetime) -> None:
+    """Empties the prefix cache; what was served before stays on record."""
+    if not isinstance(lifetime.engine, ResetsCache):
+        raise Unsupported(f"engine {lifetime.adapter.name!r} cannot empty its prefix cache")
+    lifetime.engine.reset_cache()
+    lifetime.emptied = True
 
 
 def _cache_of(lifetime: Lifetime) -> KeepsCache:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from reports import words
+from reports.agreement import agreement_words, draw_agreement
 from reports.decision import Status, by_severity, decide, status, tally, unjudged
 from reports.environment import sections
 from reports.reader import read_run
@@ -37,8 +38,7 @@ def write_report(run: Mapping[str, object], path: Path) -> None:
 def render_report(run: Mapping[str, object]) -> str:
     """The page as text. Raises StoreError for another schema."""
     record = read_run(run)
-    template = _environment().get_template("report.html.j2")
-    return template.render(
+    return template("report.html.j2").render(
         run=record,
         decision=decide(record),
         tally=_tally(record),
@@ -47,6 +47,11 @@ def render_report(run: Mapping[str, object]) -> str:
         verdicts=by_severity(record.verdicts),
         sections=sections(record.fingerprint),
     )
+
+
+def template(name: str) -> Template:
+    """A template of the reports, with their filters. Raises jinja2's TemplateNotFound."""
+    return _environment().get_template(name)
 
 
 @cache
@@ -65,6 +70,8 @@ def _environment() -> Environment:
         status_of=status,
         mark=_mark,
         marks=_MARKS,
+        agreement_words=agreement_words,
+        draw_agreement=draw_agreement,
         draw_strips=draw_strips,
         open_at_most=OPEN_AT_MOST,
         last_lines=LAST_LINES,

@@ -41,6 +41,11 @@ def read_verdict(record: Mapping[str, object]) -> Verdict:
     return _read(Verdict, record)
 
 
+def read_as(kind: type[T], record: Mapping[str, object]) -> T:
+    """Any of the records' dataclasses from plain data."""
+    return _read(kind, record)
+
+
 def clean(text: str) -> str:
     """Text without control characters and other invisible mischief; line feeds and tabs stay."""
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))

@@ -113,6 +113,31 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgreementRow:
+    """All requests' n-th output token; absolute differences in nats."""
+
+    position: int | None
+    tokens: int | None
+    mean: float | None
+    most: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How far the logprobs of the same tokens lie apart where they were computed in two ways (nats)."""
+
+    tokens: int | None
+    equal: int | None
+    kl_k1: float | None
+    kl_k3: float | None
+    max_delta: float | None
+    mean_delta: float | None
+    perplexity_ratio: float | None
+    pearson: float | None
+    by_position: tuple[AgreementRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
     """An engine's failure with the end of its log."""
 
@@ -145,6 +170,7 @@ class Verdict:
     error: Error | None
     cases: tuple[tuple[str, str], ...]
     digests: tuple[tuple[str, str], ...]
+    agreement: Agreement | None = None
 
     @property
     def label(self) -> str:

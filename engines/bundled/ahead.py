@@ -2,7 +2,8 @@
 
 It does not know what a step computes. Rules: the scheduler is touched by one thread at a time; a step's results are
 taken in before the next one starts, so a plan only names tokens that exist by then; what ended or left meanwhile is
-dropped from the plan; how long both threads worked at the same time is measured, not assumed.
+dropped from the plan, and the scheduler completes it with what hung on the results; how long both threads worked at the
+same time is measured, not assumed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engines.bundled.config import Float32, Int32
 
@@ -17,6 +18,22 @@ class StepBatch:
     position: Int32  # (T,) absolute position in the sequence
     page_table: Int32  # (S, P) page numbers; entries past a sequence's end are never read
     wanted: Int32  # (W,) indices into the T tokens whose logits are wanted, ascending
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """An arithmetic that holds something outside this process."""
+
+    def close(self) -> None:
+        """Lets it go."""
+
+
+@runtime_checkable
+class Ranked(Protocol):
+    """An arithmetic that can say what each of its processes holds and has done."""
+
+    def counts(self) -> tuple[Mapping[str, int], ...]:
+        """By rank: weight_bytes, kv_bytes, steps, threads_seen, peak_memory_kib, pid. Raises RankError, if lost."""
 
 
 class Arithmetic(Protocol):

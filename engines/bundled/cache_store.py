@@ -16,9 +16,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class _Header:
 
 def save_cache(engine: Engine, folder: Path) -> int:
     """Writes every page that can be found; returns how many. Raises CacheStoreError, NotSupported."""
-    cache, layers = engine.require_cache(), _layers(engine)
+    cache, layers = engine.require_cache(), host_layers(engine)
     entries = cache.entries()
     numbers = [page for _, page in entries]
     content = b"".join(
@@ -62,6 +63,33 @@ def save_cache(engine: Engine, folder: Path) -> int:
         "schema": SCHEMA, "origin": asdict(cache.origin), "page": _page_shape(layers),
         "keys": [key.hex() for key, _ in entries], "sha256": hashlib.sha256(content).hexdigest(),
     }  # fmt: skip
+    write_store(folder, header, content)
+    return len(entries)
+
+
+def restore_cache(engine: Engine, folder: Path) -> int:
+    """Fills the empty prefix cache as far as pages are free; returns how many pages came.
+
+    Raises:
+        CacheStoreError: the store is unreadable, damaged or of another origin, or the engine is not empty.
+        NotSupported: no prefix cache, or pages that are not in this process's memory.
+    """
+    cache, layers, pages = engine.require_cache(), host_layers(engine), engine.scheduler.pages
+    if len(cache) or engine.has_work:
+        raise CacheStoreError(f"cache store {folder}: the engine has served something already; restore into a new one")
+    header = _read_header(folder, cache.origin, _page_shape(layers))
+    content = read_content(folder, header.sha256)
+    count = min(len(header.keys), pages.free)
+    numbers = pages.allocate(count)
+    places = numbers[1:] + numbers[:1] if engine.config.fault == MISPLACED_PAGE else numbers
+    _fill(layers, content, places, len(header.keys))
+    cache.publish(header.keys[:count], numbers)
+    pages.release(numbers)
+    return count
+
+
+def write_store(folder: Path, header: Mapping[str, object], content: bytes) -> None:
+    """Header and content, whole or not at all. Raises CacheStoreError."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         aside.mkdir(parents=True)
@@ -73,34 +101,16 @@ def save_cache(engine: Engine, folder: Path) -> int:
         with contextlib.suppress(OSError):
             shutil.rmtree(aside)
         raise CacheStoreError(f"cache store {folder}: cannot be written: {error.strerror}") from error
-    return len(entries)
 
 
-def restore_cache(engine: Engine, folder: Path) -> int:
-    """Fills the empty prefix cache as far as pages are free; returns how many pages came.
-
-    Raises:
-        CacheStoreError: the store is unreadable, damaged or of another origin, or the engine is not empty.
-        NotSupported: no prefix cache, or pages that are not in this process's memory.
-    """
-    cache, layers, pages = engine.require_cache(), _layers(engine), engine.scheduler.pages
-    if len(cache) or engine.has_work:
-        raise CacheStoreError(f"cache store {folder}: the engine has served something already; restore into a new one")
-    header = _read_header(folder, cache.origin, _page_shape(layers))
-    content = _read_content(folder, header)
-    count = min(len(header.keys), pages.free)
-    numbers = pages.allocate(count)
-    places = numbers[1:] + numbers[:1] if engine.config.fault == MISPLACED_PAGE else numbers
-    _fill(layers, content, places, len(header.keys))
-    cache.publish(header.keys[:count], numbers)
-    pages.release(numbers)
-    return count
-
-
-def _layers(engine: Engine) -> tuple[LayerPages, ...]:
+def host_layers(engine: Engine) -> tuple[LayerPages, ...]:
+    """The engine's KV pages by layer. Raises NotSupported where they do not lie in this process."""
     arithmetic = engine.arithmetic
     if not isinstance(arithmetic, HostMemory):
-        raise NotSupported(f"arithmetic {arithmetic.name!r} keeps its pages where a cache cannot be saved or restored")
+        raise NotSupported(
+            f"arithmetic {arithmetic.name!r} of {type(arithmetic).__module__} keeps its pages outside this process's "
+            "memory, where they cannot be saved or restored; use device=cpu and one rank"
+        )
     return arithmetic.pages
 
 
@@ -109,18 +119,22 @@ def _page_shape(layers: tuple[LayerPages, ...]) -> dict[str, int]:
     return {"layers": len(layers), "heads": heads, "dim": dim, "tokens": size}
 
 
-def _read_header(folder: Path, origin: Origin, shape: dict[str, int]) -> _Header:
+def read_header(folder: Path, origin: Origin, shape: Mapping[str, int]) -> Mapping[str, object]:
+    """What stands in the header of a store of this origin. Raises CacheStoreError naming what differs."""
     try:
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        header: Mapping[str, object] = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header["schema"] != SCHEMA:
             raise CacheStoreError(f"cache store {folder}: schema: expected {SCHEMA}, found {header['schema']!r}")
-        found = {**header["origin"], **header["page"]}
-        keys, sha256 = tuple(bytes.fromhex(key) for key in header["keys"]), str(header["sha256"])
+        found = {**dict(header["origin"]), **dict(header["page"])}  # type: ignore[call-overload]
     except OSError as error:
         raise CacheStoreError(f"cache store {folder}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CacheStoreError(f"cache store {folder}: {HEADER} is damaged: {error!r}") from error
-    wanted = {**asdict(origin), **shape}
+    _check_origin(folder, {**asdict(origin), **shape}, found)
+    return header
+
+
+def _check_origin(folder: Path, wanted: Mapping[str, object], found: Mapping[str, object]) -> None:
     different = [
         f"{name}: expected {wanted[name]!r}, found {found.get(name)!r}"
         for name in wanted
@@ -128,6 +142,15 @@ def _read_header(folder: Path, origin: Origin, shape: dict[str, int]) -> _Header
     ]
     if different:
         raise CacheStoreError(f"cache store {folder} is of another origin and is not used: {'; '.join(different)}")
+
+
+def _read_header(folder: Path, origin: Origin, shape: dict[str, int]) -> _Header:
+    header = read_header(folder, origin, shape)
+    try:
+        keys = tuple(bytes.fromhex(key) for key in cast("list[str]", header["keys"]))
+        sha256 = str(header["sha256"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CacheStoreError(f"cache store {folder}: {HEADER} is damaged: {error!r}") from error
     if any(len(key) != KEY_BYTES for key in keys) or len(set(keys)) != len(keys):
         raise CacheStoreError(
             f"cache store {folder}: {HEADER} is damaged: its keys are not {KEY_BYTES} bytes each, or repeat"
@@ -135,14 +158,15 @@ def _read_header(folder: Path, origin: Origin, shape: dict[str, int]) -> _Header
     return _Header(keys=keys, sha256=sha256)
 
 
-def _read_content(folder: Path, header: _Header) -> Float32:
+def read_content(folder: Path, sha256: str) -> Float32:
+    """The floats of a store, flat. Raises CacheStoreError unless their SHA-256 is the given one."""
     try:
         content = (folder / CONTENT).read_bytes()
     except OSError as error:
         raise CacheStoreError(f"cache store {folder}: cannot be read: {error.strerror}") from error
     digest = hashlib.sha256(content).hexdigest()
-    if digest != header.sha256:
-        raise CacheStoreError(f"cache store {folder}: {CONTENT} is damaged: SHA-256 {digest}, expected {header.sha256}")
+    if digest != sha256:
+        raise CacheStoreError(f"cache store {folder}: {CONTENT} is damaged: SHA-256 {digest}, expected {sha256}")
     return np.frombuffer(content, "<f4").astype(np.float32, copy=False)
 
 

@@ -13,8 +13,28 @@ Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How a model stretches its rotary frequencies (docs/numerics.md, Rope).
+
+    `linear` and `llama3` are transformers' rope types of these names; `factors` divides each frequency by a number of
+    its own, as GGUF files store it.
+    """
+
+    kind: str  # "linear" | "llama3" | "factors"
+    factor: float = 1.0  # linear, llama3
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_max_position_embeddings: int = 0  # llama3
+    factors: tuple[float, ...] = ()  # factors: head_dim / 2 of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A Llama-family shape, with the field names of a Hugging Face config."""
+    """A Llama-family shape, with the field names of a Hugging Face config where it has one.
+
+    Fields with a default are what only some families have; a digest leaves them out where they hold it
+    (`models.digest`), so that a new field renames no older model.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -29,6 +49,23 @@ class ModelConfig:
     tie_word_embeddings: bool
     bos_token_id: int
     eos_token_ids: tuple[int, ...]
+    architecture: str = "LlamaForCausalLM"  # a name of `models.families`
+    qkv_bias: bool = False  # q, k and v have biases
+    qk_norm: bool = False  # each head of q and k goes through an RMSNorm of its own before rope
+    rope_scaling: RopeScaling | None = None
+    windows: tuple[int, ...] = ()  # per layer: keys a token sees, itself included; 0: all. Empty: all in every layer
+    num_experts: int = 0  # of a mixture-of-experts MLP; 0: no layer has one
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0  # inner width of one expert
+    dense_layers: tuple[int, ...] = ()  # layers of a model with experts that have an ordinary MLP
+
+    def window(self, layer: int) -> int:
+        """How many keys a token sees in this layer, itself included; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def has_experts(self, layer: int) -> bool:
+        """True where the layer's MLP is a mixture of experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     @property
     def chunk_width(self) -> int:
@@ -63,14 +100,21 @@ class EngineConfig:
     isa: str  # "auto" | "x86-64-v3" | "x86-64-v4" | "generic"
     compiler: str  # "auto" | "g++" | "clang++" | "none" (none: the checked fallback without own kernels)
     tuning: int  # an autotuner's choice; moves the order of sums in `free` only
+    dtype: str = "float32"  # of weights and products on a GPU; "bfloat16": `tensorcore` and its controls
     prefix_cache: bool = False  # pages of earlier requests are reused where all tokens up to their end are the same
     policy: str = "fcfs"  # who runs first: `engines.bundled.policy`
+    priority_preempts: bool = True  # under policy "priority" one that runs gives way to a more urgent one that waits
     async_scheduling: bool = False  # the next step is scheduled while one runs
     draft: str = "off"  # who proposes tokens ahead: `engines.bundled.draft`
     draft_length: int = 4  # proposals verified in one step, at most
     draft_policy: str = "fixed"  # "fixed": always as many; "variable": more after acceptance, fewer after rejection
-    rollback: str = "off"  # "all" or every other ("alternate") request is decoded fast, and verified in windows
+    rollback: str = "off"  # who is decoded fast and verified in windows: "all" requests, or as each "request" says
     scoring: str = "decode"  # a forced path is decoded token by token, or read as a prompt: "prefill"
     observer: str = "logprobs"  # "none": no log-softmax is computed and none is reported
+    tensor_parallel_size: int = 1  # processes that share one model: `engines.bundled.parallel`
+    expert_parallel_size: int = 1  # processes that share the experts of a mixture
+    collectives: str = "gloo"  # what carries data between them: "gloo" | "nccl"
+    disaggregated: str = "off"  # "prefill": keeps prompts for others; "on": goes on from what it was handed
+    rendezvous_port: int = 0  # where they find each other; 0: any free port
     seeding: str = "request"  # "process": draws ignore the request's seed for one of this process
     fault: str = "none"  # what the engine does wrong on purpose: `engines.bundled.faults`

@@ -5,8 +5,9 @@ own token as if there were none (docs/numerics.md); only a sequence whose next l
 
     lookup   what followed the last words where they occurred before, in prompt and output
     model    the target's own first layers, with KV pages of their own
-    fast     the target itself in bfloat16 weights and free order, with the target's own draws: verify and rollback
     forced   the path a request is forced along: so it is read like a prompt
+
+Requests that a fast path decodes (`engines.bundled.fast`) get their proposals from it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import numpy as np
 
 from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.batch import Arithmetic, StepBatch
-from engines.bundled.config import EngineConfig, Float32, Model
+from engines.bundled.config import EngineConfig, Model
 from engines.bundled.errors import NotSupported
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.pages import Pages
-from engines.bundled.philox import DRAFT_STREAM, TARGET_STREAM, uniform
+from engines.bundled.philox import DRAFT_STREAM, uniform
 from engines.bundled.sequence import Sequence
 
+MOST_SCORED = 64  # tokens of a scored path in one step; all their logits are held at once
 LONGEST_MATCH = 3  # tokens of context that lookup tries to find again, at most
 
 
@@ -47,16 +49,13 @@ class Drafter:
         """Lengths begin at `draft_length`."""
         self._proposer = proposer
         self._longest = config.draft_length
-        self._alternate = config.rollback == "alternate"
         self._variable = config.draft_policy == "variable"
 
     def propose(self, sequences: Tokens[Sequence]) -> None:
         """Fills `drafts` of the sequences that wait for nothing but their newest token."""
         self._proposer.retain(sequences)
         for sequence in sequences:
-            if self._alternate and sequence.number % 2:
-                continue  # ordinary traffic
-            if sequence.remaining == 1 and not sequence.drafts:
+            if sequence.remaining == 1 and not sequence.drafts and not sequence.fast:
                 count = min(self._length(sequence), sequence.most_drafts)
                 sequence.drafts = self._proposer.propose(sequence, count) if count else []
 
@@ -77,6 +76,14 @@ class ForcedDrafter:
             path = sequence.request.forced
             if path is not None and not sequence.drafts:
                 sequence.drafts = list(path[sequence.generated : -1])
+
+
+def propose_scored(sequences: Tokens[Sequence]) -> None:
+    """Proposes the next part of a path that is to be scored, whoever else drafts: so it is computed as a prompt is."""
+    for sequence in sequences:
+        path = sequence.request.forced
+        if sequence.request.scored and path is not None and not sequence.drafts:
+            sequence.drafts = list(path[sequence.generated : -1][:MOST_SCORED])
 
 
 class Lookup:
@@ -116,11 +123,8 @@ class _Memory:
 class LayerDraft:
     """The target's first layers as a model of its own. It draws from the draft stream."""
 
-    def __init__(
-        self, arithmetic: Arithmetic, kernels: SamplerKernels, config: EngineConfig, stream: int = DRAFT_STREAM
-    ) -> None:
-        """`arithmetic` has pages of its own, as many as `config` says; `stream` is that of its draws."""
-        self._stream = stream
+    def __init__(self, arithmetic: Arithmetic, kernels: SamplerKernels, config: EngineConfig) -> None:
+        """`arithmetic` has pages of its own, as many as `config` says."""
         self._arithmetic, self._kernels = arithmetic, kernels
         self._pages = Pages(config.num_pages, config.page_size)
         self._most = config.max_num_batched_tokens
@@ -155,25 +159,20 @@ class LayerDraft:
         sampling = sequence.request.sampling
         if sampling.temperature == 0 or sampling.seed is None:
             return int(self._kernels.argmax(logits)[0])
-        u = uniform(sampling.seed, len(line), sequence.request.sample, self._stream)
+        u = uniform(sampling.seed, len(line), sequence.request.sample, DRAFT_STREAM)
         return self._kernels.draw(logits[0], sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, u)
 
 
 def open_drafter(model: Model, config: EngineConfig, kernels: SamplerKernels) -> Drafter | ForcedDrafter | None:
     """What the configuration asks for. Raises NotSupported for what does not go together."""
-    if config.draft == "off" and config.rollback == "off" and config.scoring == "decode":
-        return None
-    if config.async_scheduling:
-        raise NotSupported("async_scheduling with draft or scoring: a step cannot be planned before its proposals are")
     if config.scoring == "prefill":
         if config.draft != "off" or config.rollback != "off":
             raise NotSupported("scoring = prefill with draft or rollback: choose one of them")
         return ForcedDrafter()
-    if config.rollback != "off":
-        if config.draft != "off":
-            raise NotSupported(f"rollback = {config.rollback} with draft = {config.draft}: choose one of them")
-        fast = open_arithmetic(in_bfloat16(model), replace(config, arithmetic="free"))
-        return Drafter(LayerDraft(fast, kernels, config, TARGET_STREAM), config)
+    if config.draft == "off":
+        return None
+    if config.rollback == "all":
+        raise NotSupported(f"rollback = all with draft = {config.draft}: no request would be left for the drafts")
     if config.draft == "lookup":
         return Drafter(Lookup(), config)
     small = first_layers(model)
@@ -186,17 +185,6 @@ def first_layers(model: Model) -> Model:
     dropped = tuple(f"model.layers.{i}." for i in range(count, model.config.num_hidden_layers))
     weights = {name: weight for name, weight in model.weights.items() if not name.startswith(dropped)}
     return replace(model, config=replace(model.config, num_hidden_layers=count), weights=weights)
-
-
-def in_bfloat16(model: Model) -> Model:
-    """The same model with every weight rounded to bfloat16, to nearest even, and kept as float32."""
-    return replace(model, weights={name: _round_to_bfloat16(weight) for name, weight in model.weights.items()})
-
-
-def _round_to_bfloat16(weight: Float32) -> Float32:
-    bits = np.ascontiguousarray(weight).view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32)
 
 
 def _common(known: list[int], wanted: list[int]) -> int:

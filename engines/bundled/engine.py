@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Numbers
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +19,14 @@ import numpy as np
 from engines.bundled.ahead import Ahead
 from engines.bundled.batch import Arithmetic, StepBatch
 from engines.bundled.config import EngineConfig, Float32, Int32, ModelConfig
-from engines.bundled.draft import Drafter, ForcedDrafter
-from engines.bundled.errors import ComputeError, NotSupported
-from engines.bundled.faults import SHARED_SAMPLING, SHORT_HASH, UNVERIFIED, spoil_batch
+from engines.bundled.draft import Drafter, ForcedDrafter, propose_scored
+from engines.bundled.errors import ComputeError, NotSupported, RequestError
+from engines.bundled.fast import FastPath
+from engines.bundled.faults import SHARED_SAMPLING, SHIFTED_MASKS, SHORT_HASH, UNVERIFIED, shift_masks, spoil_batch
+from engines.bundled.grammar import Grammars
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.pages import Pages
+from engines.bundled.parallel.handover import Inbox, Outbox
 from engines.bundled.prefix import Origin, PrefixCache
 from engines.bundled.request import Request, check_request
 from engines.bundled.sampler import Draws, pick
@@ -54,29 +59,36 @@ class Engine:
         page_order: Numbers[int] | None = None,
         model_digest: str = "",
         drafter: Drafter | ForcedDrafter | None = None,
+        fast: FastPath | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`page_order` is the order in which fresh pages are handed out; ascending by default.
 
-        `model_digest` is part of the prefix cache's keys: without one they mean nothing outside this engine.
+        `model_digest` is part of the prefix cache's keys: without one they mean nothing outside this engine. Without
+        `grammars` a request with one is refused.
         """
         self.model = model
         self.config = config
         self.step_index = 0
         self.log: list[Ran] = []
         self.most_running = 0
-        origin = Origin(
+        self.origin = Origin(
             model=model_digest, arithmetic=config.arithmetic, definition=arithmetic.definition, tuning=config.tuning,
             page_size=config.page_size,
         )  # fmt: skip
-        self.cache = PrefixCache(origin, chained=config.fault != SHORT_HASH) if config.prefix_cache else None
+        self.cache = PrefixCache(self.origin, chained=config.fault != SHORT_HASH) if config.prefix_cache else None
         self.scheduler = Scheduler(config, Pages(config.num_pages, config.page_size, page_order), self.cache)
         self.ahead = Ahead(self.scheduler) if config.async_scheduling else None
         self.drafter = drafter
+        self.fast = fast
         self.draws = Draws(config)
         self.observed_rows = 0  # rows of logits whose log-softmax was computed, since the engine started
         self.arithmetic = arithmetic
+        self.grammars = grammars
         self._kernels = kernels
         self._decode = decode
+        self.outbox = Outbox(self) if config.disaggregated == "prefill" else None
+        self.scheduler.inbox = Inbox(self) if config.disaggregated == "on" else None
 
     @property
     def has_work(self) -> bool:
@@ -86,13 +98,31 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raises RequestError, naming the request, if it cannot be run as written."""
         check_request(request, self.model, self.config)
+        if self.grammars is not None:
+            self.grammars.check(request)
+        elif request.grammar is not None:
+            raise RequestError(
+                f"request {request.id!r}: has a grammar, and this engine was started without a tokenizer"
+            )
 
     def submit(self, request: Request) -> Sequence:
         """Puts a request in line. Raises RequestError, naming it, if it cannot be run as written."""
-        self.check(request)
-        eos = () if request.sampling.ignore_eos else self.model.eos_token_ids
-        sequence = Sequence(request, frozenset((*request.sampling.stop_token_ids, *eos)), self._decode)
+        sequence = self._start(request)
         self.scheduler.add(sequence)
+        sequence.fast = self.fast is not None and not request.scored and self.fast.covers(sequence)
+        return sequence
+
+    def score(self, request: Request, logits: Float32, logprobs: Float32) -> Sequence:
+        """A forced request as reported over logits and log-probabilities (N, vocab) that were computed elsewhere.
+
+        Raises RequestError, and ComputeError for logits that are no numbers or not one row per forced token.
+        """
+        sequence = self._start(request)
+        if len(logits) != len(request.forced or ()):
+            raise ComputeError(f"request {request.id!r}: {len(logits)} rows of logits for its forced path", request.id)
+        self._check_numbers(logits, [sequence] * len(logits))
+        for row, row_logprobs in zip(logits, logprobs, strict=True):
+            sequence.append(self._report(sequence, row, row_logprobs, sequence))
         return sequence
 
     def abort(self, request_id: str) -> int:
@@ -110,10 +140,12 @@ class Engine:
 
         Raises ComputeError for logits that are no numbers, and when memory runs out.
         """
-        if self.drafter:
-            self.drafter.propose(self.scheduler.unfinished)
+        self._propose()
         planned = self.ahead.take() if self.ahead else []
-        slices = planned or self.scheduler.schedule()
+        slices = self.scheduler.complete(planned) if planned else self.scheduler.schedule()
+        if not slices:  # the fast path holds everybody
+            self.step_index += 1
+            return []
         batch = build_batch(slices)
         if self.config.fault != "none":
             batch = spoil_batch(batch, slices, self.config.fault, self.config.page_size, ahead=bool(planned))
@@ -144,7 +176,9 @@ class Engine:
         if self.ahead:
             self.ahead.reset()
         self.scheduler.abandon()
-        self.scheduler.preemptions = 0
+        self.scheduler.preemptions = self.scheduler.gave_way = 0
+        if self.fast:
+            self.fast.tokens = 0
         self.step_index = 0
         self.most_running = 0
         self.log.clear()
@@ -156,15 +190,36 @@ class Engine:
             msg = f"{pages.count - pages.free} of {pages.count} KV pages are still held though no request runs"
             raise ComputeError(msg)
 
+    def _start(self, request: Request) -> Sequence:
+        """The sequence of a request, in nobody's line yet."""
+        self.check(request)
+        eos = () if request.sampling.ignore_eos else self.model.eos_token_ids
+        stop_ids = frozenset((*request.sampling.stop_token_ids, *eos))
+        constraint = self.grammars.start(request) if self.grammars else None
+        return Sequence(request, stop_ids, self._decode, constraint)
+
+    def _propose(self) -> None:
+        if self.fast:
+            with self._memory_errors("the fast path"):
+                self.fast.advance(self.scheduler)
+        propose_scored(self.scheduler.unfinished)
+        if self.drafter:
+            self.drafter.propose(self.scheduler.unfinished)
+
     def _forward(self, batch: StepBatch, slices: list[Slice]) -> Float32:
-        try:
+        with self._memory_errors(f"{len(batch.token)} tokens in {len(slices)} sequences"):
             if self.ahead:
                 return self.ahead.run(lambda: self.arithmetic.forward(batch), slices)
             return self.arithmetic.forward(batch)
+
+    @contextmanager
+    def _memory_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except MemoryError as error:
             msg = (
-                f"step {self.step_index} of {len(batch.token)} tokens in {len(slices)} sequences: memory ran out "
-                f"({error}); lower max_num_batched_tokens or max_num_seqs"
+                f"step {self.step_index} of {what}: memory ran out ({error}); "
+                "lower max_num_batched_tokens or max_num_seqs"
             )
             raise ComputeError(msg) from error
 
@@ -185,12 +240,16 @@ class Engine:
         if not complete:
             return []
         logprobs = self._observe(logits)
+        if self.config.fault == SHIFTED_MASKS:
+            shift_masks(complete)
         ends = np.cumsum(wanted)
         for sequence, begin, end in zip(complete, ends - wanted, ends, strict=True):
             leader = complete[0] if self.config.fault == SHARED_SAMPLING else sequence
             self._verify(sequence, logits[begin:end], logprobs[begin:end], leader)
         finished = [sequence for sequence in complete if sequence.finish_reason is not None]
         for sequence in finished:
+            if self.outbox is not None:
+                self.outbox.keep(sequence)
             self.scheduler.finish(sequence)
         return finished
 
@@ -228,15 +287,27 @@ class Engine:
 
     def _report(self, sequence: Sequence, logits: Float32, logprobs: Float32, leader: Sequence) -> Position:
         """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on logits."""
-        own = pick(logits, leader, self._kernels, self.draws)
+        own = self._pick(logits, sequence, leader)
         token = own if sequence.forced_token is None else sequence.forced_token
-        if self.config.fault == UNVERIFIED and sequence.drafts:
+        if self.config.fault == UNVERIFIED and sequence.drafts and sequence.fast is (self.fast is not None):
             token = sequence.drafts[0]
+        if self.config.fault == "none" and not sequence.permits(token):
+            place = f"request {sequence.request.id!r}, generated position {sequence.generated}"
+            raise ComputeError(f"{place}: token {token} was taken against the grammar", sequence.request.id)
         silent = self.config.observer == "none"
         k = 0 if silent else sequence.request.sampling.logprobs
         top = self._kernels.top_k(logits[np.newaxis], k)[0]
         digest = hashlib.blake2b(logits.tobytes(), digest_size=16).digest() if sequence.request.logits_digest else None
         return Position(token, own, math.nan if silent else float(logprobs[token]), top, logprobs[top], digest)
+
+    def _pick(self, logits: Float32, sequence: Sequence, leader: Sequence) -> int:
+        """The sampler's own token; counts where a grammar's mask was at work, and where it made a difference."""
+        if sequence.masker is None:
+            return pick(logits, leader, self._kernels, self.draws)
+        token = pick(logits, leader, self._kernels, self.draws, sequence.masker.allowed())
+        sequence.masked += 1
+        sequence.steered += token != pick(logits, leader, self._kernels, self.draws)
+        return token
 
 
 def build_batch(slices: list[Slice]) -> StepBatch:

@@ -4,6 +4,7 @@ BundledError
 ├── ModelError        a model that is missing, unreadable or not of a supported kind
 ├── RequestError      a request that cannot be run as written; the message names it
 ├── CacheStoreError   a saved prefix cache that is damaged, or of another origin
+├── RankError         a process of a parallel engine that is lost, cannot start or does not match the others
 ├── NotSupported      something this engine does not do, with the reason
 └── ComputeError      a step that went wrong: logits that are no numbers, pages that were lost
 
@@ -25,6 +26,10 @@ class RequestError(BundledError):
 
 class CacheStoreError(BundledError):
     """A saved prefix cache that cannot be written, is damaged, or comes from another origin."""
+
+
+class RankError(BundledError):
+    """A process of a parallel engine that is lost, cannot start or does not match the others; the message names it."""
 
 
 class NotSupported(BundledError):  # noqa: N818 - an answer, not a fault

@@ -14,20 +14,23 @@ from engines.bundled.batch import StepBatch
 
 if TYPE_CHECKING:
     from engines.bundled.scheduler import Slice
+    from engines.bundled.sequence import Sequence
 
 STALE_PAGE, LOST_FLUSH, SHORT_HASH, MISPLACED_PAGE = "stale-page", "lost-flush", "short-hash", "misplaced-page"
 CLONE_SAMPLES, OBSERVER_DRAWS = "clone-samples", "observer-draws"
-SHARED_SAMPLING, UNVERIFIED = "shared-sampling", "unverified"
+SHARED_SAMPLING, UNVERIFIED, SHIFTED_MASKS = "shared-sampling", "unverified", "shifted-masks"
 FAULTS = {
     "none": "nothing",
     STALE_PAGE: "a step sees the page table as it was before its newest page was taken",
     LOST_FLUSH: "a step scheduled ahead reads its newest token before that token is in place",
     SHORT_HASH: "the prefix cache's keys cover the place of a page and not its tokens",
     CLONE_SAMPLES: "every sample of a request draws with the random numbers of the first",
-    UNVERIFIED: "proposed tokens are taken without looking",
+    UNVERIFIED: "proposed tokens are taken without looking; where there is a fast path, its own alone",
+    SHIFTED_MASKS: "each grammar of a step masks the logits of the one before it",
     SHARED_SAMPLING: "the first request of a step decides how all of them are sampled",
     OBSERVER_DRAWS: "reporting logprobs uses up a random number",
-    MISPLACED_PAGE: "a restored cache has each page's keys and values in the place of the page before it",
+    MISPLACED_PAGE: "a restored cache has each page's keys and values in the place of the page before it; a prompt "
+    "that was handed over has each token's in the place of the token after it",
 }
 
 
@@ -38,6 +41,13 @@ def spoil_batch(batch: StepBatch, slices: Slices[Slice], fault: str, page_size: 
     if fault == LOST_FLUSH and ahead:
         return _with_lost_tokens(batch, slices)
     return batch
+
+
+def shift_masks(sequences: Slices[Sequence]) -> None:
+    """Gives each sequence with a grammar the mask of the next such one of its step, and the last that of the first."""
+    constrained = [sequence for sequence in sequences if sequence.constraint]
+    for sequence, other in zip(constrained, [*constrained[1:], *constrained[:1]], strict=True):
+        sequence.masker = other.constraint
 
 
 def _with_stale_pages(batch: StepBatch, slices: Slices[Slice], page_size: int) -> StepBatch:

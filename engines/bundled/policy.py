@@ -1,7 +1,8 @@
 """Scheduling policies: in which order sequences run, and so which one gives its pages back first.
 
 They know nothing but the sequence. Rules: a rank is fixed once a sequence is submitted; ties go to the earlier one;
-the first in rank always moves, the last is preempted first.
+the first in rank always moves, the last is preempted first. Under a preemptive policy one that runs gives way to one
+that waits if the first number of its rank is larger; the second alone takes nobody's seat.
 """
 
 from __future__ import annotations
@@ -30,3 +31,4 @@ POLICIES: dict[str, Callable[[Sequence], Rank]] = {
     "priority": _priority,  # the request's own priority, lower first
     "shortest": _shortest,  # the shortest prompt first
 }
+PREEMPTIVE = ("priority",)  # while `priority_preempts` is on

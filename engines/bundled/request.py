@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from engines.bundled.config import EngineConfig, ModelConfig
 from engines.bundled.errors import RequestError
@@ -39,19 +40,31 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the output must be: JSON of a schema, a match of a regular expression, or a sentence of a grammar."""
+
+    kind: Literal["json_schema", "regex", "ebnf"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sample of one prompt. `forced` is a token path to follow instead of the sampler's own picks.
 
-    `priority` counts under the policy of that name alone: lower runs sooner.
+    `priority` counts under the policy of that name alone: lower runs sooner. `rollback` counts where the engine's own
+    setting of that name is "request": decode this one on the fast path and verify it.
     """
 
     id: str
     prompt: tuple[int, ...]
     sampling: Sampling
+    grammar: Grammar | None = None
     sample: int = 0
     forced: tuple[int, ...] | None = None
+    scored: bool = False  # the forced path is read as a prompt is, many tokens in a step
     logits_digest: bool = False
     priority: int = 0
+    rollback: bool = False
 
     @property
     def most_tokens(self) -> int:

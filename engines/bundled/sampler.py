@@ -14,6 +14,7 @@ import numpy as np
 from engines.bundled.config import EngineConfig, Float32
 from engines.bundled.errors import ComputeError
 from engines.bundled.faults import CLONE_SAMPLES, OBSERVER_DRAWS
+from engines.bundled.grammar import Allowed
 from engines.bundled.kernels.interface import SamplerKernels
 from engines.bundled.philox import TARGET_STREAM, uniform
 from engines.bundled.request import Sampling
@@ -44,23 +45,30 @@ class Draws:
         return uniform(seed, len(sequence.tokens) + self._shifted, sample, TARGET_STREAM)
 
 
-def pick(logits: Float32, sequence: Sequence, kernels: SamplerKernels, draws: Draws | None = None) -> int:
+def pick(
+    logits: Float32,
+    sequence: Sequence,
+    kernels: SamplerKernels,
+    draws: Draws | None = None,
+    allowed: Allowed | None = None,
+) -> int:
     """The token the sampler takes for the sequence's next position, from raw logits (vocab,), all finite.
 
-    Raises ComputeError, naming request and position, if shaping left no finite candidate.
+    `allowed` (vocab,) is a grammar's mask. Raises ComputeError, naming request and position, if shaping left no
+    finite candidate.
     """
     sampling = sequence.request.sampling
-    row = shape(logits, sequence)
+    row = shape(logits, sequence, allowed)
     if sampling.temperature == 0:
         return int(kernels.argmax(row[np.newaxis])[0])
     u = draws.uniform(sequence) if draws else _own_uniform(sequence)
     return kernels.draw(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, u)
 
 
-def shape(logits: Float32, sequence: Sequence) -> Float32:
+def shape(logits: Float32, sequence: Sequence, allowed: Allowed | None = None) -> Float32:
     """Logits (vocab,) after penalties, bias and masks; the argument itself when none applies."""
     sampling = sequence.request.sampling
-    if not _shapes(sampling, sequence):
+    if allowed is None and not _shapes(sampling, sequence):
         return logits
     row = logits.copy()
     with np.errstate(all="ignore"):  # what overflows is an error below, not a warning
@@ -68,6 +76,8 @@ def shape(logits: Float32, sequence: Sequence) -> Float32:
         _bias(row, sampling)
     if sequence.must_go_on:
         row[sorted(sequence.stop_ids)] = MASKED
+    if allowed is not None:
+        row[~allowed] = MASKED
     _check_candidates(row, sequence)
     return row
 

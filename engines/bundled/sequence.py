@@ -2,7 +2,8 @@
 
 It does not know the scheduler, the kernels or other sequences. Rules: prompt and output are one list of
 tokens; `computed` counts the tokens whose keys and values lie in the pages; preemption resets it to zero and
-loses nothing; while a step is under way its tokens are `flying`, and an output it will bring is `expected`.
+loses nothing; while a step is under way its tokens are `flying`, and an output it will bring is `expected`; while a
+fast path decodes a window of it, it is `held`: no step runs it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from engines.bundled.config import Float32, Int32
 from engines.bundled.request import Request
+
+if TYPE_CHECKING:
+    from engines.bundled.grammar import Constraint
 
 FinishReason = Literal["stop", "length"]
 Decode = Callable[[Tokens[int]], str]
@@ -33,23 +37,32 @@ class Position(NamedTuple):
 class Sequence:
     """One request from submission to its last token."""
 
-    def __init__(self, request: Request, stop_ids: frozenset[int], decode: Decode) -> None:
+    def __init__(
+        self, request: Request, stop_ids: frozenset[int], decode: Decode, constraint: Constraint | None = None
+    ) -> None:
         """`stop_ids` end the sequence when generated; `decode` turns output ids into text for stop strings."""
         self.request = request
+        self.constraint = constraint  # where the request's grammar stands after the output so far
+        self.masker = constraint  # whose mask it is sampled under: its own, but for a fault
+        self.masked = 0  # positions that were sampled under the grammar's mask
+        self.steered = 0  # of these, positions at which the mask changed the pick
         self.stop_ids = stop_ids
         self.tokens = list(request.prompt)
         self.prompt_ids = sorted(set(request.prompt))
         self.output_counts: Counter[int] = Counter()
         self.positions: list[Position] = []
         self.drafts: list[int] = []  # proposed next tokens, unverified
+        self.fast = False  # decoded by the fast path, verified in windows
+        self.held = False  # its window is not full yet
         self.drafted = 0  # proposals that ran
         self.accepted = 0  # of these, how many were what the engine took
-        self.rollbacks = 0  # steps after which proposals were thrown away
+        self.rollbacks = 0  # times that a proposal was wrong, and it and those after it were thrown away
         self.pages: list[int] = []
         self.computed = 0
         self.flying = 0  # tokens in a step that is under way
         self.expected = 0  # outputs that step will bring: 0 or 1
         self.number = 0  # in the order of submission; the scheduler's
+        self.idle = False  # it has a seat and has run nothing on it yet; the scheduler's
         self.preemptions = 0
         self.page_keys: list[bytes] = []  # the prefix cache's keys of whole pages, as far as they were needed
         self.published = 0  # whole pages the prefix cache was told of
@@ -67,8 +80,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens whose keys and values are still to be handed to a step before the next logits.
 
-        0 for a sequence that the step under way will end, as far as that can be known before its token is.
+        0 for a sequence that the step under way will end, as far as that can be known before its token is, and for one
+        that is held.
         """
+        if self.held:
+            return 0
         if self.expected and self.generated + self.expected == self._most_positions:
             return 0
         return len(self.tokens) + len(self.drafts) + self.expected - self.scheduled
@@ -104,11 +120,17 @@ class Sequence:
         """True while fewer than min_tokens are generated: nothing may end the sequence yet."""
         return self.generated < self.request.sampling.min_tokens
 
+    def permits(self, token: int) -> bool:
+        """Whether the request's grammar, if it has one, allows `token` next."""
+        return self.constraint is None or bool(self.constraint.allowed()[token])
+
     def append(self, position: Position) -> None:
         """Takes one generated position and settles whether it was the last."""
         self.positions.append(position)
         self.tokens.append(position.token)
         self.output_counts[position.token] += 1
+        if self.constraint:
+            self.constraint.advance(position.token)
         if self._is_over():
             self.finish_reason = "stop" if self._stops() else "length"
 
@@ -116,17 +138,18 @@ class Sequence:
         """Whether the newest token is the one proposed; if not, or at the end, every proposal is thrown away."""
         if not self.drafts:
             return False
-        if self.finish_reason is None and self.drafts[0] == self.tokens[-1]:
+        right = self.drafts[0] == self.tokens[-1]
+        if right and self.finish_reason is None:
             del self.drafts[0]
             return True
         self.drafts.clear()
-        self.rollbacks += 1
+        self.rollbacks += not right
         self.computed = len(self.tokens) - 1
         return False
 
     def take_off(self, count: int) -> None:
         """A step with the next `count` tokens is under way."""
-        self.expected = int(self.scheduled + count == len(self.tokens))
+        self.expected = int(not self.drafts and self.scheduled + count == len(self.tokens))
         self.flying = count
 
     def land(self, count: int) -> None:
@@ -134,11 +157,12 @@ class Sequence:
         self.computed += count
         self.flying = self.expected = 0
 
-    def preempt(self) -> None:
+    def preempt(self, *, counted: bool = True) -> None:
         """Forgets what was computed, keeps what was generated. The pages are the scheduler's to give back."""
         self.computed = self.flying = self.expected = self.published = 0
+        self.held = self.idle = False
         self.drafts.clear()
-        self.preemptions += 1
+        self.preemptions += counted
 
     @property
     def _most_positions(self) -> int:

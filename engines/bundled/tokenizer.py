@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 Messages = Sequence[tuple[str, str]]  # (role, content)
+BytePieces = tuple[bytes, ...]  # the bytes of ids from 0 on; ids beyond them are no text
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # what a template may name
 
 
@@ -44,6 +45,9 @@ class Tokenizer(Protocol):
 
     def encode_chat(self, messages: Messages) -> tuple[int, ...]:
         """Token ids of messages in the chat template, with the assistant's turn opened. Raises ModelError."""
+
+    def definition(self) -> str | BytePieces:
+        """What the ids stand for, to a reader of vocabularies: a tokenizer.json, or bytes."""
 
 
 class ByteTokenizer:
@@ -73,6 +77,10 @@ class ByteTokenizer:
         for role, content in messages:
             ids += [self.START, *f"{role}\n{content}".encode(), self.END, *b"\n"]
         return (*ids, self.START, *b"assistant\n")
+
+    def definition(self) -> BytePieces:
+        """Single bytes."""
+        return tuple(bytes([token]) for token in range(self.START))
 
     def _name(self, token: int) -> str:
         return self._SPECIALS.get(token, f"<|{token}|>")
@@ -113,6 +121,10 @@ class FileTokenizer:
             msg = f"{self._folder}: the model has no chat template; give text or token ids instead of messages"
             raise ModelError(msg)
         return self.encode(render_chat(self._template, self._specials, messages))
+
+    def definition(self) -> str:
+        """The text of tokenizer.json."""
+        return self._tokenizer.to_str()
 
 
 def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:

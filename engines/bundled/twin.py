@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.bundled.arithmetic.order import Order, portable_order
-from engines.bundled.arithmetic.rope import rope_table
+from engines.bundled.arithmetic.rope import model_rope_table
 from engines.bundled.config import Float32, Int32, Model, ModelConfig
 
 Float64 = npt.NDArray[np.float64]
@@ -165,15 +165,23 @@ def rotate(head: Float32, cosine: Float32, sine: Float32) -> Float32:
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
 
 
-def attention(q: Float32, keys: Float32, values: Float32, key_chunk: int) -> Float32:
-    """(G, d) from rotated q (G, d), keys (n, d) and values (n, d) of one KV head, for a token that sees all n keys."""
+def attention(q: Float32, keys: Float32, values: Float32, key_chunk: int, window: int = 0) -> Float32:
+    """(G, d) from rotated q (G, d), keys (n, d) and values (n, d) of one KV head, for a token at position n - 1.
+
+    It sees the newest `window` keys, or all n if that is 0. Chunks are cut by absolute position; those without a key
+    that is seen are left out.
+    """
     n, dim = keys.shape
+    first = max(0, n - window) if window else 0
     scaled = q * f32(1.0 / np.sqrt(np.float64(dim)))
-    scores = chain(scaled[:, None, :], keys[None, :, :])
+    scores = chain(scaled[:, None, :], keys[None, first:, :])
     weights = exp(scores - scores.max(axis=-1, keepdims=True))
-    starts = range(0, n, key_chunk)
+    weights = np.concatenate([np.zeros((len(q), first), np.float32), weights], axis=-1)  # indexed by position
+    starts = range(first // key_chunk * key_chunk, n, key_chunk)
+    # Zeros before the window leave a lane at +0.0. A chain begins at the first key that is seen.
     sums = tree([lane_sum(weights[:, s : s + key_chunk]) for s in starts])
-    outputs = tree([combine(weights[:, s : s + key_chunk], values[s : s + key_chunk]) for s in starts])
+    seen = [slice(max(s, first), s + key_chunk) for s in starts]
+    outputs = tree([combine(weights[:, s], values[s]) for s in seen])
     return outputs / sums[:, None]
 
 
@@ -228,43 +236,85 @@ def forward(model: Model, tokens: Sequence[int], order: Order | None = None) -> 
     """(T, vocab_size) logits of one sequence from its first token on, without any cache."""
     config = model.config
     order = order or portable_order(config)
-    table = rope_table(len(tokens), config.head_dim, config.rope_theta)
+    table = model_rope_table(config, len(tokens))
     hidden = model.weights["model.embed_tokens.weight"][np.asarray(tokens)]
     for i in range(config.num_hidden_layers):
-        layer = {
-            name.removeprefix(f"model.layers.{i}."): w
-            for name, w in model.weights.items()
-            if name.startswith(f"model.layers.{i}.")
-        }
+        layer = layer_weights(model, i)
         normed = rms_norm(hidden, layer["input_layernorm.weight"], config.rms_norm_eps)
-        hidden = hidden + _self_attention(layer, normed, table, config, order)
+        hidden = hidden + _self_attention(layer, normed, table, config, order, config.window(i))
         normed = rms_norm(hidden, layer["post_attention_layernorm.weight"], config.rms_norm_eps)
-        gate = linear(normed, layer["mlp.gate_proj.weight"], order.gate_up)
-        up = linear(normed, layer["mlp.up_proj.weight"], order.gate_up)
-        hidden = hidden + linear(swiglu(gate, up), layer["mlp.down_proj.weight"], order.down)
+        said = _experts(layer, normed, config, order) if config.has_experts(i) else _mlp(layer, normed, order)
+        hidden = hidden + said
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     normed = rms_norm(hidden, model.weights["model.norm.weight"], config.rms_norm_eps)
     return linear(normed, model.weights[head], order.head)
 
 
+def layer_weights(model: Model, index: int) -> dict[str, Float32]:
+    """The weights of one layer under their names inside it."""
+    prefix = f"model.layers.{index}."
+    return {name.removeprefix(prefix): w for name, w in model.weights.items() if name.startswith(prefix)}
+
+
+def _mlp(layer: dict[str, Float32], x: Float32, order: Order, prefix: str = "mlp") -> Float32:
+    gate = linear(x, layer[f"{prefix}.gate_proj.weight"], order.gate_up)
+    up = linear(x, layer[f"{prefix}.up_proj.weight"], order.gate_up)
+    width = order.down if prefix == "mlp" else order.expert_down
+    return linear(swiglu(gate, up), layer[f"{prefix}.down_proj.weight"], width)
+
+
+def _experts(layer: dict[str, Float32], x: Float32, config: ModelConfig, order: Order) -> Float32:
+    logits = linear(x, layer["mlp.gate.weight"], order.gate_up)
+    ids, weights = route(logits, config.num_experts_per_tok)
+    outputs = np.empty((*ids.shape, x.shape[1]), np.float32)
+    for expert in range(config.num_experts):
+        rows, slots = np.nonzero(ids == expert)
+        outputs[rows, slots] = _mlp(layer, x[rows], order, f"mlp.experts.{expert}")
+    return mix(outputs, weights)
+
+
+def route(logits: Float32, k: int) -> tuple[Int32, Float32]:
+    """The k experts of each row (T, E), ascending by id, and their weights (T, k).
+
+    Softmax with its sum in 16 lanes; chosen by probability descending, id ascending; renormalised by a chain in
+    ascending id.
+    """
+    weights = exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities = weights / lane_sum(weights)[:, None]
+    ids = np.sort([ranking(row)[:k] for row in probabilities], axis=-1).astype(np.int32).reshape(len(logits), k)
+    chosen = np.take_along_axis(probabilities, ids, axis=-1)
+    return ids, chosen / np.array([chain_sum(row)[-1] for row in chosen], np.float32).reshape(-1, 1)
+
+
+def mix(outputs: Float32, weights: Float32) -> Float32:
+    """(T, N): a chain of fma over the experts' outputs (T, k, N) in ascending id, from +0.0."""
+    return chain(weights[:, None, :], outputs.transpose(0, 2, 1))
+
+
 def _self_attention(
-    layer: dict[str, Float32], x: Float32, table: Float32, config: ModelConfig, order: Order
+    layer: dict[str, Float32], x: Float32, table: Float32, config: ModelConfig, order: Order, window: int
 ) -> Float32:
     half = config.head_dim // 2
     cosine, sine = table[:, None, :half], table[:, None, half:]
 
     def project(name: str, heads: int) -> Float32:
         y = linear(x, layer[f"self_attn.{name}.weight"], order.qkv)
-        bias = layer.get(f"self_attn.{name}.bias")
-        return (y if bias is None else y + bias).reshape(len(x), heads, config.head_dim)
+        if config.qkv_bias:
+            y = y + layer[f"self_attn.{name}.bias"]
+        return y.reshape(len(x), heads, config.head_dim)
 
-    q = rotate(project("q_proj", config.num_attention_heads), cosine, sine)
-    k = rotate(project("k_proj", config.num_key_value_heads), cosine, sine)
+    def turn(part: str, heads: int) -> Float32:
+        y = project(f"{part}_proj", heads)
+        if config.qk_norm:
+            y = rms_norm(y, layer[f"self_attn.{part}_norm.weight"], config.rms_norm_eps)
+        return rotate(y, cosine, sine)
+
+    q, k = turn("q", config.num_attention_heads), turn("k", config.num_key_value_heads)
     v = project("v_proj", config.num_key_value_heads)
     group = config.num_attention_heads // config.num_key_value_heads
     out = np.empty_like(q)
     for t in range(len(x)):
         for h in range(config.num_key_value_heads):
             heads = slice(h * group, (h + 1) * group)
-            out[t, heads] = attention(q[t, heads], k[: t + 1, h], v[: t + 1, h], order.key_chunk)
+            out[t, heads] = attention(q[t, heads], k[: t + 1, h], v[: t + 1, h], order.key_chunk, window)
     return linear(out.reshape(len(x), -1), layer["self_attn.o_proj.weight"], order.attention_out)

@@ -14,7 +14,16 @@ from engines.serve.errors import ApiError, error_body
 from engines.serve.exchange import Exchange
 from engines.serve.orders import Order
 from engines.serve.pieces import Piece
-from engines.serve.shapes import Json, chat_choice, chat_chunk, chat_opening, completion_choice
+from engines.serve.shapes import (
+    Json,
+    Prompt,
+    chat_choice,
+    chat_chunk,
+    chat_opening,
+    completion_choice,
+    echoed,
+    prompt_logprobs,
+)
 
 _WHOLE = {"completion": "text_completion", "chat": "chat.completion"}
 _CHUNK = {"completion": "text_completion", "chat": "chat.completion.chunk"}
@@ -46,17 +55,30 @@ def short_fingerprint(digest: str) -> str:
     return f"fp_{digest.removeprefix('sha256:')[:16]}"
 
 
-def whole_answer(head: Head, order: Order, pieces: Sequence[Piece]) -> Json:
+def whole_answer(head: Head, exchange: Exchange, pieces: Sequence[Piece]) -> Json:
     """The answer to a request that does not stream."""
+    order = exchange.order
     answer = head.fields(order, _WHOLE[order.api])
+    prompts = [Prompt(*one) for one in zip(order.prompts, exchange.scores, strict=True)]
     if order.api == "completion":
-        prompts = [prompt for prompt in order.prompts for _ in range(order.samples)]
-        shown = zip(pieces, prompts, strict=True)
-        answer["choices"] = [completion_choice(i, one, order.shape, prompt) for i, (one, prompt) in enumerate(shown)]
+        shown = zip(pieces, [prompt for prompt in prompts for _ in range(order.samples)], strict=True)
+        answer["choices"] = [_whole_completion(i, one, order, prompt) for i, (one, prompt) in enumerate(shown)]
     else:
         answer["choices"] = [chat_choice(index, piece, order.shape) for index, piece in enumerate(pieces)]
         answer |= _chat_prompt(order)
-    return answer | {"usage": usage(order, sum(len(piece.positions) for piece in pieces))}
+        answer |= (
+            {} if order.shape.prompt_top is None else {"prompt_logprobs": prompt_logprobs(prompts[0], order.shape)}
+        )
+    return answer | {"usage": usage(exchange, sum(len(piece.positions) for piece in pieces))}
+
+
+def _whole_completion(index: int, piece: Piece, order: Order, prompt: Prompt) -> Json:
+    choice = completion_choice(index, piece, order.shape, prompt.ids)
+    if order.echo:
+        choice |= echoed(piece, prompt, order.shape)
+    if order.shape.prompt_top is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(prompt, order.shape)
+    return choice
 
 
 async def streamed_answer(head: Head, exchange: Exchange) -> AsyncIterator[str]:
@@ -75,16 +97,18 @@ async def streamed_answer(head: Head, exchange: Exchange) -> AsyncIterator[str]:
         yield DONE
         return
     if order.include_usage:
-        yield _event(base | {"choices": [], "usage": usage(order, generated)})
+        yield _event(base | {"choices": [], "usage": usage(exchange, generated)})
     yield DONE
 
 
-def usage(order: Order, generated: int) -> Json:
+def usage(exchange: Exchange, generated: int) -> Json:
     """Tokens, each prompt counted once."""
+    order = exchange.order
     return {
         "prompt_tokens": order.prompt_tokens,
         "completion_tokens": generated,
         "total_tokens": order.prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": exchange.cached_tokens},
     }
 
 

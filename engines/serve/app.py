@@ -106,7 +106,7 @@ async def _answer(order: Order, service: Service, request: Request) -> Response:
         exchange.release()
     if pieces is None:
         return Response(status_code=CLIENT_GONE)
-    return JSONResponse(whole_answer(head, order, pieces), headers={HEADER: head.fingerprint})
+    return JSONResponse(whole_answer(head, exchange, pieces), headers={HEADER: head.fingerprint})
 
 
 async def _unless_gone(exchange: Exchange, request: Request) -> list[Piece] | None:

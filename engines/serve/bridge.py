@@ -30,6 +30,7 @@ class Delta(NamedTuple):
     choice: int  # the request's number in its job
     positions: tuple[Position, ...]
     finish: FinishReason | None  # None while it goes on
+    cached: int = 0  # prompt tokens that came from the prefix cache
 
 
 class Failed(NamedTuple):
@@ -65,7 +66,8 @@ class Job:
         for index, (sequence, count) in enumerate(zip(self.sequences, self.handed_out, strict=True)):
             if sequence.generated > count:
                 self.handed_out[index] = sequence.generated
-                yield Delta(index, tuple(sequence.positions[count:]), sequence.finish_reason)
+                positions = tuple(sequence.positions[count:])
+                yield Delta(index, positions, sequence.finish_reason, sequence.cached_tokens)
 
 
 class _Submit(NamedTuple):
@@ -173,7 +175,7 @@ class Bridge:
             self._drop(job)
             self._outbox.append((job.sink, Failed("engine", str(error))))
             return
-        self._totals.admit(job.requests)
+        self._totals.admit(job.sequences)
 
     def _step(self) -> None:
         try:
@@ -197,7 +199,7 @@ class Bridge:
 
     def _hand_out(self, job: Job) -> None:
         for delta in job.deltas():
-            self._totals.generate(delta.positions, delta.finish)
+            self._totals.generate(job.sequences[delta.choice], len(delta.positions))
             self._outbox.append((job.sink, delta))
         if job.finished:
             self._jobs.remove(job)
@@ -207,7 +209,7 @@ class Bridge:
         if job not in self._jobs:
             return
         self._jobs.remove(job)
-        unfinished = sum(sequence.finish_reason is None for sequence in job.sequences)
+        unfinished = [sequence for sequence in job.sequences if sequence.finish_reason is None]
         for name in dict.fromkeys(request.id for request in job.requests):
             self._engine.abort(name)
         self._totals.abort(unfinished)

@@ -49,6 +49,7 @@ def run_server(options: ServeOptions) -> int:
             f"--engine {options.engine!r}: only the bundled engine is served; start another engine's own server"
         )
     requested = _settings(options)
+    _refuse_fronts(requested)
     _enter_environment(adapter(options.engine).environment(requested))
 
     from engines.bundled_adapter import harness_errors
@@ -70,10 +71,20 @@ def run_server(options: ServeOptions) -> int:
     service = open_service(lifetime, requested, seeding)
     ready = f"serving {lifetime.model_name} ({lifetime.arithmetic.name}) at {url}, fingerprint {service.digest}"
     app = create_app(service, options.max_body_bytes)
-    asyncio.run(
-        serve_until_signal(app, service, listener, options.grace_s, lambda: click.echo(ready), _say)
-    )  # fmt: skip
+    try:
+        asyncio.run(
+            serve_until_signal(app, service, listener, options.grace_s, lambda: click.echo(ready), _say)
+        )  # fmt: skip
+    finally:
+        lifetime.stop()
     return 0
+
+
+def _refuse_fronts(requested: Mapping[str, Scalar]) -> None:
+    """Raises UsageError for engines of several engine processes, which run whole works only."""
+    for name in ("replica", "disaggregated"):
+        if requested[name] != "off":
+            raise UsageError(f"--set {name}={requested[name]}: a server is one engine process; leave {name} off")
 
 
 def _settings(options: ServeOptions) -> dict[str, Scalar]:

@@ -1,18 +1,17 @@
 """What the engine did and does, in numbers, and their Prometheus text. It knows no HTTP.
 
 Rules: counters only grow while the server lives; gauges say what is so after the newest step; names and units
-follow Prometheus' conventions (text format 0.0.4).
+follow Prometheus' conventions (text format 0.0.4). What scores a prompt counts among the computed tokens alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from engines.bundled.engine import Engine
-from engines.bundled.request import Request
-from engines.bundled.sequence import FinishReason, Position
+from engines.bundled.sequence import Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("stop", "length", "abort")
@@ -44,16 +43,19 @@ class Totals:
         self._steps = 0
         self._admitted = 0
         self._prompt_tokens = 0
+        self._cached_tokens = 0
         self._computed_tokens = 0
         self._generated_tokens = 0
         self._most_running = 0
         self._preemptions = 0
         self._outcomes: Counter[str] = Counter()
 
-    def admit(self, requests: Sequence[Request]) -> None:
-        """Requests that went in line."""
-        self._admitted += len(requests)
-        self._prompt_tokens += sum(len(request.prompt) for request in requests)
+    def admit(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences that went in line."""
+        for sequence in sequences:
+            if not sequence.request.scored:
+                self._admitted += 1
+                self._prompt_tokens += len(sequence.request.prompt)
 
     def step(self, engine: Engine) -> None:
         """Takes over what one step wrote down, and clears it."""
@@ -64,15 +66,22 @@ class Totals:
         engine.scheduler.preemptions = 0
         engine.log.clear()
 
-    def generate(self, positions: Sequence[Position], finish: FinishReason | None) -> None:
-        """Positions handed out for one request, and how it ended if it did."""
-        self._generated_tokens += len(positions)
-        if finish is not None:
-            self._outcomes[finish] += 1
+    def generate(self, sequence: Sequence, positions: int) -> None:
+        """The newest `positions` of a sequence are handed out; counts how it ended if it did."""
+        if sequence.request.scored:
+            return
+        if sequence.generated == positions:  # its first
+            self._cached_tokens += sequence.cached_tokens
+        self._generated_tokens += positions
+        if sequence.finish_reason is not None:
+            self._outcomes[sequence.finish_reason] += 1
 
-    def abort(self, requests: int) -> None:
-        """Requests that ended unfinished."""
-        self._outcomes["abort"] += requests
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences that ended unfinished."""
+        for sequence in sequences:
+            if not sequence.request.scored:
+                self._cached_tokens += 0 if sequence.generated else sequence.cached_tokens
+                self._outcomes["abort"] += 1
 
     def count(self, engine: Engine) -> Counts:
         """The numbers now."""
@@ -86,7 +95,7 @@ class Totals:
             steps=self._steps,
             preemptions=self._preemptions,
             admitted=self._admitted,
-            cached_tokens=0,  # the engine has no prefix cache yet
+            cached_tokens=self._cached_tokens,
             prompt_tokens=self._prompt_tokens,
             computed_tokens=self._computed_tokens,
             generated_tokens=self._generated_tokens,

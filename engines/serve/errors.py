@@ -15,6 +15,7 @@ SHOWN = 60  # characters of a refused value that a message repeats
 UNIONS = {
     "content": "a string or a list of text parts",
     "prompt": "a string, a list of strings, a list of token ids or a list of lists of token ids",
+    "json": "a JSON schema, as an object or as its text",
     "stop": "a string or a list of strings",
 }
 REFUSED = {  # fields of OpenAI's or other servers' APIs that are known and not offered, with the reason
@@ -23,8 +24,11 @@ REFUSED = {  # fields of OpenAI's or other servers' APIs that are known and not 
     "best_of": "choices are never discarded; use n",
     "chat_template": "the model's own template is used, so that its digest holds",
     "continue_final_message": "the assistant's turn is always opened",
-    "echo": "the prompt is not sent back; use return_token_ids",
     "functions": "this engine calls no tools",
+    "guided_choice": "it is structured_outputs.choice now",
+    "guided_grammar": "it is structured_outputs.grammar now",
+    "guided_json": "it is structured_outputs.json now",
+    "guided_regex": "it is structured_outputs.regex now",
     "modalities": "this engine writes text alone",
     "parallel_tool_calls": "this engine calls no tools",
     "skip_special_tokens": "text shows every token but the one that ended it",

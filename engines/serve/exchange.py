@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from engines.bundled.sequence import Position
 from engines.bundled.tokenizer import Tokenizer
-from engines.serve.bridge import Bridge, Delta, Event, Failed
+from engines.serve.bridge import Bridge, Event, Failed
 from engines.serve.errors import ApiError
 from engines.serve.orders import Order
 from engines.serve.pieces import Choice, Piece, join
@@ -29,17 +30,38 @@ class Exchange:
         self._choices = [
             Choice(tokenizer.decode, request.sampling, keep_stop=order.keep_stop) for request in order.requests
         ]
-        self._open = len(order.requests)
-        self._job = bridge.submit(order.requests, self._receive)
+        self._asked = (*order.requests, *order.scores)
+        self._open = len(self._asked)
+        self._cached = [0] * len(self._asked)
+        self._scores: list[list[Position]] = [[] for _ in order.scores]
+        self._job = bridge.submit(self._asked, self._receive)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache, each prompt counted once: by its first sample."""
+        return sum(self._cached[: len(self.order.requests) : self.order.samples])
+
+    @property
+    def scores(self) -> list[tuple[Position, ...]]:
+        """What scoring found of each prompt from its second token on; nothing where it was not asked for."""
+        if not self.order.scores:
+            return [() for _ in self.order.prompts]
+        found = iter(self._scores)
+        return [tuple(next(found)) if len(prompt) > 1 else () for prompt in self.order.prompts]
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """(choice, piece) as they come, until every choice is finished. Raises ApiError when the engine fails."""
+        """(choice, piece) as they come, until everything is finished. Raises ApiError when the engine fails."""
         while self._open:
             event = await self._events.get()
             if isinstance(event, Failed):
                 self._open = 0
                 raise as_error(event)
-            yield event.choice, self._piece(event)
+            self._open -= event.finish is not None
+            self._cached[event.choice] = event.cached
+            if event.choice < len(self._choices):
+                yield event.choice, self._choices[event.choice].take(event, self._eos)
+            else:
+                self._scores[event.choice - len(self._choices)] += event.positions
 
     async def whole(self) -> list[Piece]:
         """Every choice, finished. Raises ApiError when the engine fails."""
@@ -53,10 +75,6 @@ class Exchange:
         if self._open:
             self._open = 0
             self._bridge.cancel(self._job)
-
-    def _piece(self, delta: Delta) -> Piece:
-        self._open -= delta.finish is not None
-        return self._choices[delta.choice].take(delta, self._eos)
 
     def _receive(self, event: Event) -> None:
         """Called in the engine's thread."""

@@ -79,6 +79,14 @@ class Names:
         """The token as a string. Pieces of characters all read U+FFFD: only ids tell them apart."""
         return id_name(token) if self._as_ids else self._decode([token])
 
+    def spell(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """The text of ids, and how many characters of it are whole before each."""
+        text, offsets, written = Text(self._decode, (), keep_stop=False), [], ""
+        for token in ids:
+            offsets.append(text.length)
+            written += text.push(token)
+        return written + text.end(), offsets
+
     def octets(self, token: int) -> list[int] | None:
         """The token's bytes in UTF-8; None where its text alone is no valid UTF-8."""
         text = self._decode([token])

@@ -41,10 +41,30 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class ResponseFormat(Body):
-    """Plain text is the only one."""
+class JsonSchema(Body):
+    """A schema under the name that its owner gave it."""
 
-    type: Literal["text"]
+    name: Words
+    schema_: dict[str, object] | None = Field(None, alias="schema")  # any object unless given
+    description: Words | None = None
+    strict: bool | None = None  # the schema is kept to either way
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to ask for a constraint: exactly one of these."""
+
+    json_: Words | dict[str, object] | None = Field(None, alias="json")  # a schema, as JSON or as its text
+    regex: Annotated[Words, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[Words, Field(min_length=1)]], Field(min_length=1)] | None = None
+    grammar: Annotated[Words, Field(min_length=1)] | None = None  # Lark or GBNF
+    json_object: bool | None = None
 
 
 class SamplingBody(Body):
@@ -61,6 +81,8 @@ class SamplingBody(Body):
     seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None  # lower runs sooner
+    rollback: bool | None = None  # decode on the fast path and verify
     stop: Words | list[Words] | None = None
     stop_token_ids: list[Token] | None = None
     include_stop_str_in_output: bool | None = None
@@ -74,6 +96,7 @@ class SamplingBody(Body):
     skip_special_tokens: Literal[False] | None = None
     add_special_tokens: Literal[False] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None  # these three change nothing here and are not kept
     safety_identifier: str | None = None
     metadata: dict[str, str] | None = None
@@ -100,7 +123,7 @@ class CompletionBody(SamplingBody):
     prompt: Words | list[Words] | list[Token] | list[list[Token]]
     max_tokens: Annotated[int, Field(ge=1)] | None = None  # 16 unless given
     logprobs: TopLogprobs | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     best_of: None = None
     suffix: None = None
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 from typing import Literal
 
-from engines.bundled.request import Sampling
+from engines.bundled.request import Grammar, Sampling
 from engines.serve.errors import ApiError
 
 SeedPolicy = Literal["refuse", "derive"]
@@ -33,14 +33,16 @@ class Seeding:
     policy: SeedPolicy
     draw: Callable[[], int]
 
-    def settle(self, prompt: tuple[int, ...], sampling: Sampling) -> tuple[Sampling, SeedSource]:
+    def settle(
+        self, prompt: tuple[int, ...], sampling: Sampling, grammar: Grammar | None = None
+    ) -> tuple[Sampling, SeedSource]:
         """The sampling with its seed, and where that came from. Raises ApiError when there is none to be had."""
         if sampling.seed is not None:
             return sampling, "request"
         if sampling.temperature == 0:
             return sampling, "none"
         if self.policy == "derive":
-            return dataclasses.replace(sampling, seed=derive_seed(prompt, sampling)), "derived"
+            return dataclasses.replace(sampling, seed=derive_seed(prompt, sampling, grammar)), "derived"
         if self.arithmetic in ORDER_FREE:
             return dataclasses.replace(sampling, seed=self.draw()), "random"
         message = (
@@ -51,8 +53,10 @@ class Seeding:
         raise ApiError(400, message, "seed", "seed_required")
 
 
-def derive_seed(prompt: tuple[int, ...], sampling: Sampling) -> int:
-    """The first 53 bits of SHA-256 over the prompt's ids and the fields that shape the distribution."""
+def derive_seed(prompt: tuple[int, ...], sampling: Sampling, grammar: Grammar | None = None) -> int:
+    """The first 53 bits of SHA-256 over the prompt's ids and what shapes the distribution, grammar included."""
     content = {"derivation": DERIVATION, "prompt": prompt, **{name: getattr(sampling, name) for name in _SHAPING}}
+    if grammar is not None:
+        content["grammar"] = [grammar.kind, grammar.text]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (64 - SEED_BITS)

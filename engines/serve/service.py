@@ -65,6 +65,7 @@ def open_service(lifetime: BundledLifetime, requested: Mapping[str, Scalar], see
         engine=lifetime.engine.config,
         tokenizer=lifetime.tokenizer,
         seeding=seeding,
+        grammars=lifetime.engine.grammars,
     )
     record = read_fingerprint(lifetime, requested, os.environ, datetime.now(UTC), 0)
     return Service(

@@ -21,6 +21,14 @@ class Shape(NamedTuple):
     wanted: Wanted
     names: Names
     token_ids: bool
+    prompt_top: int | None  # candidates per token of the prompt; None: its log-probabilities are not shown
+
+
+class Prompt(NamedTuple):
+    """A prompt's ids, and what scoring found from the second token on: nothing where it was not asked for."""
+
+    ids: tuple[int, ...]
+    positions: tuple[Position, ...]
 
 
 def completion_choice(index: int, piece: Piece, shape: Shape, prompt: tuple[int, ...] | None) -> Json:
@@ -72,12 +80,68 @@ def _chat(index: int, piece: Piece, shape: Shape, content: Json) -> Json:
 
 def completion_logprobs(piece: Piece, shape: Shape) -> Json:
     """Parallel lists; the chosen token is always among `top_logprobs`, which then has k or k + 1 entries."""
+    lists = _completion_lists(piece, shape)
     return {
-        "text_offset": list(piece.offsets),
-        "token_logprobs": [position.logprob for position in piece.positions],
-        "tokens": [shape.names.name(position.token) for position in piece.positions],
-        "top_logprobs": [_by_name(position, shape.names) for position in piece.positions],
+        "text_offset": lists.offsets,
+        "token_logprobs": lists.logprobs,
+        "tokens": lists.tokens,
+        "top_logprobs": lists.top,
     }
+
+
+class _Lists(NamedTuple):
+    offsets: list[int]
+    logprobs: list[float]
+    tokens: list[str]
+    top: list[dict[str, float]]
+
+
+def _completion_lists(piece: Piece, shape: Shape) -> _Lists:
+    return _Lists(
+        list(piece.offsets),
+        [position.logprob for position in piece.positions],
+        [shape.names.name(position.token) for position in piece.positions],
+        [_by_name(position, shape.names) for position in piece.positions],
+    )
+
+
+def prompt_logprobs(prompt: Prompt, shape: Shape) -> list[dict[str, Json] | None]:
+    """vLLM's shape: per token null (the first) or entries by id, the token itself first.
+
+    `rank` counts from 1 among the candidates asked for; null for a token that is none of them.
+    """
+    entries: list[dict[str, Json] | None] = [None]
+    for position in prompt.positions:
+        top = _top(position)[: shape.prompt_top]
+        ranks = {token: rank for rank, (token, _) in enumerate(top, 1)}
+        pairs = {position.token: position.logprob, **dict(top)}
+        entries.append(
+            {
+                str(token): {"logprob": logprob, "rank": ranks.get(token), "decoded_token": shape.names.name(token)}
+                for token, logprob in pairs.items()
+            }
+        )
+    return entries
+
+
+def echoed(piece: Piece, prompt: Prompt, shape: Shape) -> Json:
+    """Text and log-probabilities of a choice of /v1/completions with the prompt before them; its first has none."""
+    text, offsets = shape.names.spell(prompt.ids)
+    changed: Json = {"text": text + piece.text}
+    if shape.wanted.logprobs:
+        k = shape.wanted.top
+        positions = [
+            one._replace(topk_ids=one.topk_ids[:k], topk_logprobs=one.topk_logprobs[:k]) for one in prompt.positions
+        ]
+        moved = piece._replace(offsets=tuple(len(text) + offset for offset in piece.offsets))
+        spoken = _completion_lists(moved, shape)
+        changed["logprobs"] = {
+            "text_offset": offsets + spoken.offsets,
+            "token_logprobs": [None, *(one.logprob for one in positions), *spoken.logprobs],
+            "tokens": [shape.names.name(token) for token in prompt.ids] + spoken.tokens,
+            "top_logprobs": [None, *(_by_name(one, shape.names) for one in positions), *spoken.top],
+        }
+    return changed
 
 
 def _by_name(position: Position, names: Names) -> dict[str, float]:

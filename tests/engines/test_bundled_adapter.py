@@ -11,6 +11,7 @@ from engines import bundled_lifetime
 from engines.bundled.kernels.interface import KernelError
 from engines.bundled_adapter import BundledAdapter
 from engines.bundled_lifetime import default_pages
+from engines.bundled_refusals import NOT_OFFERED
 from harness.axis import AXES
 from harness.engine import Work
 from harness.errors import EngineError, ModelError, Unsupported
@@ -86,9 +87,11 @@ def test_every_axis_of_the_harness_is_answered():
     asked = {name: axis for name, axis in AXES.items() if axis.kind != "environment"}
     assert len(asked) >= 11
     assert set(asked) <= set(axes)
-    assert [name for name in axes if axes[name].unsupported] == []
+    refused = {name for name, support in axes.items() if support.unsupported}
+    assert refused == set(NOT_OFFERED)
     for name, axis in asked.items():
-        assert bool(axes[name].fields) == (axis.kind not in ("schedule", "history")), name
+        offered = name not in refused
+        assert bool(axes[name].fields) == (offered and axis.kind not in ("schedule", "history")), name
 
 
 @pytest.mark.parametrize(
@@ -351,13 +354,32 @@ IMAGE = Image(sha256="0" * 64, media_type="image/png")
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (dataclasses.replace(request("a"), grammar=GRAMMAR), r"request 'a': a grammar \(regex\)"),
         (dataclasses.replace(request("a"), images=(IMAGE,)), r"request 'a': 1 image"),
     ],
 )
 def test_what_the_engine_cannot_do_is_unsupported(engine, bad, message):
     with pytest.raises(Unsupported, match=message):
         engine.generate(work([bad]), quiet)
+
+
+def test_a_grammar_is_followed_and_counted(engine):
+    constrained = dataclasses.replace(request("a", ignore_eos=False), grammar=GRAMMAR)
+    traces = engine.generate(work([constrained, request("b")]), quiet)
+    assert all(48 <= token < 58 for token in traces.positions.token[:5])
+    assert traces.requests.masked.tolist() == [int(traces.requests.length[0]), 0]
+    assert 0 < traces.requests.steered[0] <= traces.requests.masked[0]
+    assert dict(traces.counters)["masked"] == traces.requests.masked[0]
+    path = tuple(traces.positions.token[:2].tolist())
+    again = engine.generate(work([constrained], golden={"a": path}), quiet)
+    assert again.positions.pick.tolist() == list(path)
+    with pytest.raises(EngineError, match=r"request 'a': forced token 1 is 97 \('a'\), which its grammar"):
+        engine.generate(work([constrained], golden={"a": (path[0], 97)}), quiet)
+
+
+def test_a_bad_grammar_is_refused_before_anything_runs(engine):
+    bad = dataclasses.replace(request("b", ignore_eos=False), grammar=Grammar(kind="regex", text="x{2,1}"))
+    with pytest.raises(EngineError, match=r"request 'b': grammar \(regex\): character 2 of the expression 'x\{2,1\}'"):
+        engine.generate(work([request("a"), bad]), lambda requests, tokens: pytest.fail("it ran"))
 
 
 def test_golden_replay_of_several_samples_is_unsupported(engine):

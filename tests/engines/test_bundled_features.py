@@ -1,27 +1,23 @@
 """The bundled engine's caches, cancellation and scheduling as the harness sees them."""
 
 import dataclasses
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-import cells
 from engines.bundled_adapter import BundledAdapter
 from harness.case import Case
 from harness.claims import check_claims
-from harness.cli import commands
+from harness.corpus import load_corpus
 from harness.engine import KeepsCache, Work
 from harness.errors import EngineError, Unsupported
 from harness.expected import expected_of, missing_from
-from harness.request import Request, Sampling
+from harness.request import Grammar, Request, Sampling
+from harness.retokenise import retokenise
 from harness.schedule import Arrival, Schedule
 from harness.schedules import build_schedule, value_mistake
 
 ADAPTER = BundledAdapter()
-SHIPPED = Path(cells.__file__).parent
 SAMPLING = Sampling(
     temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0,
     seed=None, max_tokens=6, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=(), logit_bias=(), logprobs=2, n=1,
@@ -154,6 +150,23 @@ def test_schedules_cancel_companions_one_after_another():
     assert "cancelled" not in {field.name for field in dataclasses.fields(Case)}, "the schedule says it"
 
 
+# Grammars
+
+
+def test_a_grammar_must_have_been_at_work_at_every_position_and_nowhere_else():
+    asked = dataclasses.replace(request("a", ignore_eos=False), grammar=Grammar(kind="regex", text="[a-f]{4}"))
+    requests = [asked, request("b")]
+    traces = generate(start(), requests)
+    assert missing_from(traces, expected_of(requests, ["a", "b"])) == ()
+    for masked, sentence in (
+        ([0, 0], "request 'a': was sampled under a grammar at 0 positions, expected 5"),
+        ([5, 1], "request 'b': was sampled under a grammar at 1 positions, expected 0"),
+    ):
+        table = dataclasses.replace(traces.requests, masked=np.array(masked, np.int32))
+        told = dataclasses.replace(traces, requests=table)
+        assert missing_from(told, expected_of(requests, ["a", "b"])) == (sentence,)
+
+
 # Scheduling
 
 
@@ -165,6 +178,39 @@ def test_priorities_of_the_schedule_turn_the_order_round():
     )
     assert [traces.steps.request[0] for traces in (plain, urgent)] == [0, 2]
     assert all(bits(plain, one.id) == bits(urgent, one.id) for one in requests)
+
+
+def test_a_more_urgent_arrival_is_seen_in_the_traces():
+    """Each more urgent than the one before, on two seats: who ran is recomputed, and the counters say why."""
+    requests = [request(f"r{i}", 20 + i) for i in range(4)]
+    schedule = build_schedule("urgent-last", [one.id for one in requests])
+    urgent = generate(start(policy="priority", max_num_seqs=2), requests, schedule)
+    calm = generate(start(policy="priority", max_num_seqs=2, priority_preempts=False), requests, schedule)
+    assert urgent.requests.preemptions.tolist() == [1, 1, 0, 0]
+    assert calm.requests.preemptions.tolist() == [0, 0, 0, 0]
+    assert (dict(urgent.counters)["gave_way"], dict(calm.counters)["gave_way"]) == (2, 0)
+    assert all(bits(urgent, one.id) == bits(calm, one.id) for one in requests)
+
+
+def near_ties():
+    """The corpus as the tiny model reads it."""
+    return retokenise(load_corpus("near-ties"), ADAPTER.tokenizer("tiny")).requests
+
+
+def test_near_ties_are_rolled_back_where_the_schedule_asks_for_it():
+    requests = near_ties()
+    schedule = build_schedule("two-of-three-fast", [one.id for one in requests])
+    settings = {"draft_length": 8, "num_pages": 400, "max_num_seqs": 16}
+    plain = generate(start(**settings), requests, schedule)
+    traces = generate(start(rollback="request", **settings), requests, schedule)
+    assert all(bits(plain, one.id) == bits(traces, one.id) for one in requests)
+    asked = [arrival.rollback for arrival in schedule.arrivals]
+    assert asked == [True, True, False] * 3
+    assert [count > 0 for count in traces.requests.drafted.tolist()] == asked
+    wrong = [count for count, rolled in zip(traces.requests.rollbacks.tolist(), asked, strict=True) if rolled]
+    assert sum(count > 0 for count in wrong) >= 4, wrong
+    assert sum(wrong) >= 20, "by more than luck"
+    assert dict(traces.counters)["fast_tokens"] >= int(traces.requests.drafted.sum())
 
 
 def test_steps_scheduled_ahead_are_observed_and_their_time_is_counted():
@@ -185,19 +231,3 @@ def test_steps_scheduled_ahead_are_observed_and_their_time_is_counted():
 def test_a_pool_larger_than_the_machine_is_refused_before_it_is_taken():
     with pytest.raises(Unsupported, match=r"num_pages=1000000000 of 16 tokens: needs \d+\.\d GiB .* lower num_pages"):
         start(num_pages=10**9)
-
-
-def test_the_cache_restore_cell_runs_in_two_processes(tmp_path):
-    """The whole way: one process fills and saves, another restores and is judged; the control misplaces pages."""
-    cell = (SHIPPED / "scheduler" / "cache-restore.toml").read_text()
-    (tmp_path / "matrix").mkdir()
-    (tmp_path / "matrix" / "cache-restore.toml").write_text(cell.replace('"quick"', '"smoke"').replace("100", "8"))
-    out = tmp_path / "run"
-    result = CliRunner().invoke(
-        commands, ["run", str(tmp_path / "matrix"), "--model", "tiny", "--out", str(out), "--quiet"]
-    )
-    assert result.exit_code == 0, result.output
-    (verdict,) = json.loads((out / "run.json").read_text())["verdicts"]
-    assert (verdict["verdict"], verdict["control"]["value"]) == ("PASS", "misplaced-page")
-    assert sorted(log.name[:5] for log in (out / "logs").glob("cache-*"))[0] == "cache"
-    assert len(list((out / "caches").iterdir())) == 2  # the variant's and its control's

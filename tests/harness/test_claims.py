@@ -139,6 +139,21 @@ def test_proposals_that_the_rows_do_not_show(changes, message):
     assert message in check_claims(proposing(VERIFIED, **counts))
 
 
+@pytest.mark.parametrize(
+    ("masked", "steered", "wrong"),
+    [(4, 4, 0), (0, 0, 0), (5, 0, 1), (2, 3, 1), (2, -1, 1), (-1, -1, 1)],
+)
+def test_masks_work_at_positions_and_change_at_most_their_picks(masked, steered, wrong):
+    steps = make_steps([(0, 0, 0, 5), *((i, 0, 4 + i, 1) for i in (1, 2, 3))])
+    traces = make_traces(("a",), (4,), prompts=[5], steps=steps)
+    columns = {"masked": np.array([masked], np.int32), "steered": np.array([steered], np.int32)}
+    message = "request 'a' claims more positions under a grammar than it has"
+    traces = recount(with_requests(traces, **columns))
+    assert check_claims(traces) == (message,) * wrong
+    told = replace(traces, counters=(("masked", masked + 1),))
+    assert f"counter masked claims {masked + 1}, the tables show {masked}" in check_claims(told)
+
+
 def test_rows_beyond_the_last_output_need_rejected_proposals():
     rows = [(0, 0, 0, 5), (1, 0, 5, 6)]  # reaches token 11, the last output is token 8
     message = "request 'a' has more tokens computed than prompt and output hold"

@@ -277,4 +277,5 @@ def test_check_fits_names_every_request_that_does_not(tmp_path):
 
 
 def test_shipped_names_are_sorted():
-    assert shipped_names() == ("pressure", "quick", "ragged", "random", "repeats", "samples", "shaped", "smoke")
+    names = shipped_names()  # which they are, test_corpus_shipped says
+    assert list(names) == sorted({*names, "quick", "smoke"})

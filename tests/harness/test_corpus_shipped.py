@@ -12,7 +12,10 @@ from harness.freeze import Order, freeze
 from harness.registry import adapter
 
 NAMES = ("pressure", "quick", "ragged", "random", "smoke")  # mixed traffic
-FEATURES = ("repeats", "samples", "shaped")  # each made for one matrix
+FEATURES = (  # each made for one matrix
+    "brief", "census", "eval", "near-ties", "repeats", "samples", "shaped", "structured", "window",
+)  # fmt: skip
+COMPONENTS = ("images",)  # not text: tests/engines/test_bundled_vision.py
 THRESHOLDS = (16, 32, 64, 128, 192, 220, 256, 300, 512)
 
 
@@ -26,7 +29,7 @@ def lengths(corpus: Corpus) -> list[int]:
 
 
 def test_all_corpora_are_looked_at():
-    assert set(shipped_names()) == {*NAMES, *FEATURES}
+    assert set(shipped_names()) == {*NAMES, *FEATURES, *COMPONENTS}
 
 
 @pytest.mark.parametrize("name", [*NAMES, *FEATURES])
@@ -131,6 +134,19 @@ def test_ragged():
     assert sum(length > 1_000 for length in lengths(corpus)) == 1
     assert min(request.sampling.max_tokens for request in corpus.requests) >= 64
     assert Counter(request.sampling.temperature > 0 for request in corpus.requests) == {True: 32, False: 32}
+
+
+def test_structured_holds_every_kind_greedy_and_seeded_beside_plain_requests():
+    corpus = load_corpus("structured")
+    kinds = {
+        (request.grammar.kind if request.grammar else None, request.sampling.temperature > 0)
+        for request in corpus.requests
+    }
+    assert kinds == {(kind, drawn) for kind in ("json_schema", "regex", "ebnf", None) for drawn in (True, False)}
+    assert corpus.weak is None
+    for request in corpus.requests:
+        assert request.sampling.ignore_eos is (request.grammar is None), "a grammar ends by itself"
+        assert request.sampling.logprobs == 5
 
 
 def drawn(*parts: object) -> int:

@@ -310,7 +310,7 @@ def test_a_package_that_is_missing_is_known_to_be(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert [field.value for field in software._package_fields("torch")] == ["not installed"] * 2
+    assert [field.value for field in software.package_fields("torch")] == ["not installed"] * 2
     assert [field.value for field in software._library_fields("torch")] == ["not installed"] * 2
 
 

@@ -120,12 +120,30 @@ def test_what_the_engine_does_not_offer_is_planned_as_unsupported():
         (Requires(cores=3), "3 cores are needed, 2 are usable"),
         (Requires(accelerators=1), "accelerator"),
         (Requires(cpu_flags=("no_such_flag",)), "this CPU lacks no_such_flag"),
+        (Requires(devices=("cpu",)), "device=cpu alone; this run has device=cuda"),
+        (Requires(devices=("cpu", "cuda")), None),
         (Requires(), None),
     ],
 )
 def test_requirements(requires, message):
-    found = unmet_requirement(requires, "bundled", 2)
+    found = unmet_requirement(requires, "bundled", 2, {"device": "cuda"})
     assert found is None if message is None else message in found
+
+
+def test_thread_cells_are_foreseen_to_be_unsupported_on_a_gpu():
+    for matrix, prefix in (("quick", ""), ("ragged", "ragged-")):
+        plan = make_plan(
+            load_matrix(matrix),
+            Subject(adapter=registry.adapter("bundled"), model="tiny", overrides={"device": "cuda"}),
+        )
+        found = {pair.cell.name: (pair.unsupported, pair.foreseen) for pair in plan.pairs}
+        assert found[f"{prefix}thread-count"][1] is True
+        assert "device=cpu alone; this run has device=cuda" in found[f"{prefix}thread-count"][0]
+        assert found[f"{prefix}alone-vs-batch"] == (None, False)
+
+
+def test_an_engine_without_devices_fits_any():
+    assert unmet_requirement(Requires(devices=("cpu",)), "vllm", 2, {}) is None
 
 
 def test_labels_need_no_shell_quoting():

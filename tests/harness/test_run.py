@@ -116,6 +116,7 @@ def test_run_to_run_noise_blames_no_axis(tmp_path):
         ("topk-order", "contradicts itself"),
         ("raise", "reference"),
         ("crash", "ended with status 70"),
+        ("die", "dies on purpose"),
         ("drop", "has no answer"),
         ("truncate", "max_tokens is 16"),
     ],
@@ -130,9 +131,10 @@ def test_what_an_engine_does_wrong_in_every_arm_is_an_error(tmp_path, fault, wor
         assert "log_tail" in record["verdicts"][0]["error"]
 
 
-def test_one_cell_crashes_and_the_others_go_on(tmp_path):
+@pytest.mark.parametrize("fault", ["crash", "die"])
+def test_one_cell_crashes_and_the_others_go_on(tmp_path, fault):
     file = tmp_path / "m.toml"
-    file.write_text("schema = 1\n" + RESTART.replace("FAULT", "crash") + SEEDED)
+    file.write_text("schema = 1\n" + RESTART.replace("FAULT", fault) + SEEDED)
     record = fake_run(tmp_path / "run", matrix=str(file))
     assert verdicts(record) == {"restart": "ERROR", "seeded": "PASS"}, reasons(record)
     assert record["exit_code"] == 4

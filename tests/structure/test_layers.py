@@ -57,7 +57,9 @@ def test_the_check_itself_finds_an_import(tmp_path):
     assert imported(file) == {"harness.plan"}
 
 
-@pytest.mark.parametrize("module", ["harness", "harness.cli", "harness.plugin", "engines.bundled_adapter"])
+@pytest.mark.parametrize(
+    "module", ["harness", "harness.cli", "harness.plugin", "engines.bundled_adapter", "engines.http.adapter"]
+)
 def test_importing_stays_light(module):
     code = f"import sys, {module}; print([n for n in {HEAVY!r} if n in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -27,6 +27,7 @@ def free_order(config: ModelConfig, *, rows: int, longest: int, threads: int, tu
         down=width(config.intermediate_size),
         head=hidden,
         key_chunk=split_keys(longest, tuning=tuning),
+        expert_down=width(config.moe_intermediate_size),
     )
 
 

@@ -14,12 +14,45 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from engines.bundled.arithmetic.weights import GATE_UP, QKV, check_weights, join, join_bias
+from engines.bundled.arithmetic.rope import inverse_frequencies
+from engines.bundled.arithmetic.weights import QKV, check_weights, head_norms, join, join_bias
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Int32, Model
 
 Tensor = torch.Tensor
 Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Mlp:
+    """A gated MLP, or one of a mixture's experts."""
+
+    gate_up: Tensor
+    down: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = functional.linear(x, self.gate_up).chunk(2, -1)
+        return functional.linear(functional.silu(gate) * up, self.down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Experts:
+    """A mixture of experts, one expert's rows after the other's."""
+
+    router: Tensor
+    experts: tuple[_Mlp, ...]
+    per_token: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        probability = torch.softmax(functional.linear(x, self.router), -1)
+        weight, chosen = torch.topk(probability, self.per_token, dim=-1)
+        weight = weight / weight.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert, mlp in enumerate(self.experts):
+            row, slot = torch.where(chosen == expert)
+            if len(row):
+                out.index_add_(0, row, mlp(x[row]) * weight[row, slot, None])
+        return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,10 +62,11 @@ class _Layer:
     attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
+    qk_norm: tuple[Tensor, Tensor] | None
+    window: int
     attention_out: Tensor
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    mlp: _Mlp | _Experts
     keys: Tensor
     values: Tensor
 
@@ -58,9 +92,8 @@ class NativeArithmetic:
         tied = model.config.tie_word_embeddings
         self._head = self._embedding if tied else self._tensor(model.weights["lm_head.weight"])
         self._norm = self._tensor(model.weights["model.norm.weight"])
-        dim = model.config.head_dim
-        exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-        self._frequency = (1.0 / (model.config.rope_theta**exponents)).to(device)
+        c = model.config
+        self._frequency = self._tensor(inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling))
 
     def _tensor(self, array: Float32) -> Tensor:
         # A copy: torch must not write into the model's arrays, which may be read-only.
@@ -72,17 +105,31 @@ class NativeArithmetic:
     def _layer(self, model: Model, i: int) -> _Layer:
         c, w, prefix = model.config, model.weights, f"model.layers.{i}"
         pool = (self._config.num_pages, self._config.page_size, c.num_key_value_heads, c.head_dim)
-        bias = join_bias(w, i, QKV)
+        bias, norms = join_bias(w, i, QKV), head_norms(w, i)
         return _Layer(
             attention_norm=self._tensor(w[f"{prefix}.input_layernorm.weight"]),
             qkv=self._tensor(join(w, i, QKV)),
             qkv_bias=None if bias is None else self._tensor(bias),
+            qk_norm=None if norms is None else (self._tensor(norms[0]), self._tensor(norms[1])),
+            window=c.window(i),
             attention_out=self._tensor(w[f"{prefix}.self_attn.o_proj.weight"]),
             mlp_norm=self._tensor(w[f"{prefix}.post_attention_layernorm.weight"]),
-            gate_up=self._tensor(join(w, i, GATE_UP)),
-            down=self._tensor(w[f"{prefix}.mlp.down_proj.weight"]),
+            mlp=self._experts(model, i) if c.has_experts(i) else self._mlp(model, f"{prefix}.mlp"),
             keys=torch.zeros(pool, device=self._device),
             values=torch.zeros(pool, device=self._device),
+        )
+
+    def _mlp(self, model: Model, prefix: str) -> _Mlp:
+        w = model.weights
+        joined = np.concatenate([w[f"{prefix}.{part}_proj.weight"] for part in ("gate", "up")])
+        return _Mlp(gate_up=self._tensor(joined), down=self._tensor(w[f"{prefix}.down_proj.weight"]))
+
+    def _experts(self, model: Model, i: int) -> _Experts:
+        prefix, c = f"model.layers.{i}.mlp", model.config
+        return _Experts(
+            router=self._tensor(model.weights[f"{prefix}.gate.weight"]),
+            experts=tuple(self._mlp(model, f"{prefix}.experts.{expert}") for expert in range(c.num_experts)),
+            per_token=c.num_experts_per_tok,
         )
 
     def forward(self, batch: StepBatch) -> Float32:
@@ -95,8 +142,7 @@ class NativeArithmetic:
                 attended = self._attention(layer, f.linear(normed, layer.qkv, layer.qkv_bias), batch)
                 x = x + f.linear(attended, layer.attention_out)
                 normed = f.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps)
-                gate, up = f.linear(normed, layer.gate_up).chunk(2, -1)
-                x = x + f.linear(f.silu(gate) * up, layer.down)
+                x = x + layer.mlp(normed)
             wanted = x[self._index(batch.wanted)]
             normed = f.rms_norm(wanted, (c.hidden_size,), self._norm, c.rms_norm_eps)
             logits: Float32 = f.linear(normed, self._head).cpu().numpy()
@@ -108,6 +154,11 @@ class NativeArithmetic:
         position = self._index(batch.position)
         kv = c.num_key_value_heads
         q, k, v = torch.split(qkv.view(len(batch.token), -1, c.head_dim), [c.num_attention_heads, kv, kv], 1)
+        if layer.qk_norm:
+            q, k = (
+                functional.rms_norm(heads, (c.head_dim,), gain, c.rms_norm_eps)
+                for heads, gain in zip((q, k), layer.qk_norm, strict=True)
+            )
         q, k = self._rotate(q, position), self._rotate(k, position)
         page = self._index(batch.page_table[batch.sequence, batch.position // size])
         layer.keys[page, position % size], layer.values[page, position % size] = k, v
@@ -130,7 +181,10 @@ class NativeArithmetic:
         longest = int(batch.position[tokens].max()) + 1
         pages = self._index(batch.page_table[rows, : -(-longest // self._config.page_size)])
         position = self._index(batch.position[tokens])
-        seen = torch.arange(longest, device=self._device)[None, :] <= position[:, None]  # (tokens, keys)
+        keys_at = torch.arange(longest, device=self._device)[None, :]
+        seen = keys_at <= position[:, None]  # (tokens, keys)
+        if layer.window:
+            seen &= keys_at > position[:, None] - layer.window
         mask = seen[None, None] if alone else seen[:, None, None]
         used = mask.any(dim=2)[:, 0, :, None, None]  # stale pages may hold NaN, which a mask does not stop
         shape = (len(rows), -1, c.num_key_value_heads, c.head_dim)

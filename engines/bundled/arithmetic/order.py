@@ -23,9 +23,12 @@ class Order:
     down: int
     head: int
     key_chunk: int
+    expert_down: int = 0  # chunk width of an expert's inner width; 0: no experts
 
 
 def portable_order(config: ModelConfig) -> Order:
     """The one order of the written definition."""
     width = config.chunk_width
-    return Order(qkv=width, attention_out=width, gate_up=width, down=width, head=width, key_chunk=KEY_CHUNK)
+    return Order(
+        qkv=width, attention_out=width, gate_up=width, down=width, head=width, key_chunk=KEY_CHUNK, expert_down=width
+    )

@@ -6,18 +6,22 @@ nothing else; K and V of all tokens of a layer are in their pages before any of 
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from engines.bundled.arithmetic.free import free_order
 from engines.bundled.arithmetic.order import DEFINITION, Order, portable_order
-from engines.bundled.arithmetic.rope import rope_table
-from engines.bundled.arithmetic.weights import Layer, Weights, pack_weights, storage
+from engines.bundled.arithmetic.rope import model_rope_table
+from engines.bundled.arithmetic.weights import Layer, Mlp, Weights, matrices, pack_weights, storage, weight_bytes
 from engines.bundled.batch import StepBatch
-from engines.bundled.config import EngineConfig, Float32, Model
+from engines.bundled.config import EngineConfig, Float32, Int32, Model
 from engines.bundled.kernels.interface import Kernels, Pages, Rows
 from engines.bundled.kernels.library import load
+from engines.bundled.moe import Experts, route, run_experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,52 +53,94 @@ class KernelArithmetic:
         self.pages = tuple(_new_pages(model, config) for _ in range(shape.num_hidden_layers))
         self._model, self._config, self._kernels, self._weights = model, config, kernels, weights
         positions = min(shape.max_position_embeddings, config.num_pages * config.page_size)
-        self._cos_sin = rope_table(positions, shape.head_dim, shape.rope_theta)
+        self._cos_sin = model_rope_table(shape, positions)
         self._buffers = self._new_buffers(min(config.max_num_batched_tokens, 64))
+        self._steps = 0
 
     def forward(self, batch: StepBatch) -> Float32:
         order, count = self._order(batch), len(batch.token)
         if count > self._buffers.capacity:
             self._buffers = self._new_buffers(count)
-        b = self._buffers
-        hidden = b.hidden[:count]
-        np.take(self._weights.embedding, batch.token, axis=0, out=hidden)
+        hidden = self._buffers.hidden[:count]
+        self._embed(batch.token, hidden)
         rows = Rows(sequence=batch.sequence, position=batch.position, page_table=batch.page_table)
-        for layer, pages in zip(self._weights.layers, self.pages, strict=True):
-            self._attention(layer, pages, rows, order, count)
-            self._mlp(layer, order, count)
+        for index, layer in enumerate(self._weights.layers):
+            self._attention(index, layer, rows, order, count)
+            self._mlp(index, layer, order, count)
+        self._steps += 1
         return self._logits(hidden[batch.wanted], order)
 
-    def _attention(self, layer: Layer, pages: Pages, rows: Rows, order: Order, count: int) -> None:
+    def _embed(self, token: Int32, out: Float32) -> None:
+        np.take(self._weights.embedding, token, axis=0, out=out)
+
+    def _attention(self, index: int, layer: Layer, rows: Rows, order: Order, count: int) -> None:
+        attended = self._attend(layer, self.pages[index], rows, order, count)
+        self._kernels.linear_add(
+            attended, layer.attention_out, order.attention_out, self._config.threads, self._buffers.hidden[:count]
+        )
+
+    def _attend(self, layer: Layer, pages: Pages, rows: Rows, order: Order, count: int) -> Float32:
+        """(T, heads head_dim), before the output projection."""
         k, b, threads = self._kernels, self._buffers, self._config.threads
         normed, qkv, attended = b.normed[:count], b.qkv[:count], b.attended[:count]
         k.rms_norm(b.hidden[:count], layer.attention_norm, self._model.config.rms_norm_eps, threads, normed)
         k.linear(normed, layer.qkv, order.qkv, threads, qkv)
         if layer.qkv_bias is not None:
-            qkv += layer.qkv_bias
+            k.add_bias(qkv, layer.qkv_bias, threads)
+        if layer.qk_norm is not None:
+            kv_heads, eps = self._model.config.num_key_value_heads, self._model.config.rms_norm_eps
+            k.norm_heads(qkv, *layer.qk_norm, kv_heads, eps, threads)
         k.rope_store(qkv, self._cos_sin, rows, pages, threads)
         heads = self._model.config.num_attention_heads
-        k.attend(qkv, rows, pages, heads, order.key_chunk, threads, attended)
-        k.linear_add(attended, layer.attention_out, order.attention_out, threads, b.hidden[:count])
+        k.attend(qkv, rows, pages, heads, order.key_chunk, layer.window, threads, attended)
+        return attended
 
-    def _mlp(self, layer: Layer, order: Order, count: int) -> None:
+    def _mlp(self, index: int, layer: Layer, order: Order, count: int) -> None:  # noqa: ARG002 - a shard asks for it
         k, b, threads = self._kernels, self._buffers, self._config.threads
-        normed, gate_up, gated = b.normed[:count], b.gate_up[:count], b.gated[:count]
-        k.rms_norm(b.hidden[:count], layer.mlp_norm, self._model.config.rms_norm_eps, threads, normed)
-        k.linear(normed, layer.gate_up, order.gate_up, threads, gate_up)
+        hidden, normed = b.hidden[:count], b.normed[:count]
+        k.rms_norm(hidden, layer.mlp_norm, self._model.config.rms_norm_eps, threads, normed)
+        if isinstance(layer.mlp, Experts):
+            self._mix(layer.mlp, normed, order, hidden)
+        else:
+            k.linear_add(self._gate(layer.mlp, normed, order, count), layer.mlp.down, order.down, threads, hidden)
+
+    def _gate(self, mlp: Mlp, normed: Float32, order: Order, count: int) -> Float32:
+        """(T, inner), before the down projection."""
+        k, b, threads = self._kernels, self._buffers, self._config.threads
+        gate_up, gated = b.gate_up[:count], b.gated[:count]
+        k.linear(normed, mlp.gate_up, order.gate_up, threads, gate_up)
         k.swiglu(gate_up, threads, gated)
-        k.linear_add(gated, layer.down, order.down, threads, b.hidden[:count])
+        return gated
+
+    def _mix(self, experts: Experts, normed: Float32, order: Order, hidden: Float32) -> None:
+        """Adds what the experts say of each row to `hidden` (T, hidden)."""
+        threads = self._config.threads
+        routing = route(self._kernels, experts, normed, order, threads)
+        outputs = run_experts(self._kernels, experts, normed, routing, order, threads)
+        hidden += self._kernels.combine(outputs, routing.weight, threads)
 
     def _logits(self, hidden: Float32, order: Order) -> Float32:
         normed = np.empty_like(hidden)
         threads, eps = self._config.threads, self._model.config.rms_norm_eps
         self._kernels.rms_norm(hidden, self._weights.norm, eps, threads, normed)
-        logits = np.empty((len(hidden), self._model.config.vocab_size), np.float32)
+        logits = np.empty((len(hidden), self._weights.head.rows), np.float32)
         self._kernels.linear(normed, self._weights.head, order.head, threads, logits)
         return logits
 
     def log_softmax(self, logits: Float32) -> Float32:
         return self._kernels.log_softmax(logits, self._config.threads)
+
+    def counts(self) -> tuple[Mapping[str, int], ...]:
+        """What this one process holds and has done; see `batch.Ranked`."""
+        return ({
+            "weight_bytes": self._weight_bytes(), "steps": self._steps, "pid": os.getpid(),
+            "kv_bytes": sum(pages.keys.nbytes + pages.values.nbytes for pages in self.pages),
+            "threads_seen": self._kernels.threads_seen(),
+            "peak_memory_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        },)  # fmt: skip
+
+    def _weight_bytes(self) -> int:
+        return weight_bytes(self._weights)
 
     def describe(self) -> dict[str, str | int | float | bool]:
         kernels, portable = self._kernels, self.name == "portable"
@@ -112,7 +158,7 @@ class KernelArithmetic:
             "chunk_width": order.qkv if portable else "follows the step",
             "key_chunk": order.key_chunk if portable else "follows the step",
             "tuning": self._config.tuning,
-            "weights": storage(self._weights),
+            "weights": storage(matrices(self._weights)),
         }
 
     def _order(self, batch: StepBatch) -> Order:

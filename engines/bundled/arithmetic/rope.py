@@ -7,6 +7,7 @@ decides where it cannot be wrong; the rest is computed in integers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from functools import lru_cache
@@ -14,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from engines.bundled.config import Float32
+from engines.bundled.config import Float32, ModelConfig, RopeScaling
 
 Float64 = npt.NDArray[np.float64]
 
@@ -24,24 +25,64 @@ _BITS = 300  # fixed point of the exact path: float32 angles need 24 + 149, the 
 _GUARD = 40  # low bits that the exact path does not trust
 
 
-def inverse_frequencies(head_dim: int, theta: float) -> Float32:
-    """(head_dim / 2,) float32: 1 / p by IEEE division, p = theta ** e, e = 2 i / head_dim rounded to float32.
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Float32:
+    """(head_dim / 2,) float32: 1 / p by IEEE division, p = theta ** e, e = 2 i / head_dim rounded to float32; scaled.
 
-    The power is exact, rounded to float64 and then to float32. Source: the `default` rope of Hugging Face
-    transformers, which leaves the last bit of the power to the library.
+    The power is exact, rounded to float64 and then to float32. Source: the `default`, `linear` and `llama3` ropes of
+    Hugging Face transformers, whose float32 operations are repeated one by one; they leave the last bit of the power
+    to the library.
+
+    Raises:
+        ValueError: a scaling of another kind, or factors that are not head_dim / 2.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     with localcontext() as context:
         context.prec = 60
         powers = [float(Decimal(theta) ** Decimal(float(e))) for e in exponents]
-    return np.float32(1.0) / np.array(powers, np.float32)
+    frequency: Float32 = np.float32(1.0) / np.array(powers, np.float32)
+    return frequency if scaling is None else _scale(frequency, scaling)
+
+
+def _scale(frequency: Float32, scaling: RopeScaling) -> Float32:
+    if scaling.kind == "linear":
+        return frequency / np.float32(scaling.factor)
+    if scaling.kind == "llama3":
+        return _scale_llama3(frequency, scaling)
+    if scaling.kind == "factors" and len(scaling.factors) == len(frequency):
+        factors: Float32 = np.array(scaling.factors, np.float32)
+        return frequency / factors
+    found = f"{scaling.kind!r} with {len(scaling.factors)} factors for {len(frequency)} frequencies"
+    raise ValueError(f"rope scaling: expected linear, llama3, or factors with one for each frequency, got {found}")
+
+
+def _scale_llama3(frequency: Float32, scaling: RopeScaling) -> Float32:
+    """Long waves are stretched by `factor`, short ones kept, those between blended; torch's scalar / tensor is a
+    reciprocal and a product.
+    """
+    one, length = np.float32(1.0), float(scaling.original_max_position_embeddings)
+    low, high, factor = scaling.low_freq_factor, scaling.high_freq_factor, np.float32(scaling.factor)
+    wave = (one / frequency) * np.float32(2.0 * math.pi)
+    stretched = np.where(wave > np.float32(length / low), frequency / factor, frequency)
+    smooth = ((one / wave) * np.float32(length) - np.float32(low)) / np.float32(high - low)
+    blended = (one - smooth) * stretched / factor + smooth * stretched
+    between = ~(wave < np.float32(length / high)) & ~(wave > np.float32(length / low))
+    return np.where(between, blended, stretched)
+
+
+def model_rope_table(config: ModelConfig, positions: int) -> Float32:
+    """`rope_table` of a model."""
+    return rope_table(positions, config.head_dim, config.rope_theta, config.rope_scaling)
 
 
 @lru_cache(maxsize=4)
-def rope_table(positions: int, head_dim: int, theta: float) -> Float32:
+def rope_table(positions: int, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Float32:
     """(positions, head_dim) float32, read-only: cosines of the head_dim / 2 angles of a position, then their sines."""
-    frequency = inverse_frequencies(head_dim, theta)
-    angle = np.arange(positions, dtype=np.float32)[:, None] * frequency[None, :]
+    frequency = inverse_frequencies(head_dim, theta, scaling)
+    return angle_table(np.arange(positions, dtype=np.float32)[:, None] * frequency[None, :])
+
+
+def angle_table(angle: Float32) -> Float32:
+    """(P, d) float32, read-only, of angles (P, d / 2) of 0 and more: their cosines, then their sines."""
     wide = angle.astype(np.float64)
     cosine = _round(np.cos(wide), angle, exact_cosine)
     sine = _round(np.sin(wide), angle, exact_sine)

@@ -7,29 +7,40 @@ a missing or misshapen weight is one error that names it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from engines.bundled.config import Float32, Model, ModelConfig
+from engines.bundled.config import Float32, Model
 from engines.bundled.kernels.interface import Kernels, Weight
+from engines.bundled.models.tensors import EMBEDDING, FINAL_NORM, LM_HEAD, tensor_shapes
+from engines.bundled.moe import Experts, pack_experts
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mlp:
+    """The matrices of an ordinary MLP."""
+
+    gate_up: Weight
+    down: Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
-    """One decoder layer. Biases are None where the model has none."""
+    """One decoder layer. Biases and head norms are None where the model has none."""
 
     attention_norm: Float32
     qkv: Weight
     qkv_bias: Float32 | None
+    qk_norm: tuple[Float32, Float32] | None  # gains (head_dim,) of q and of k
+    window: int  # keys a token sees; 0: all
     attention_out: Weight
     mlp_norm: Float32
-    gate_up: Weight
-    down: Weight
+    mlp: Mlp | Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,33 +53,12 @@ class Weights:
     head: Weight
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight a model of this shape must have, by name; biases are optional and not listed."""
-    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
-    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    layer = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, q),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (vocab, hidden)
-    for i in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes
-
-
 def check_weights(model: Model) -> None:
-    """Raises ValueError naming every weight that is missing, misshapen or not float32."""
+    """Raises ValueError naming every weight that is missing, unknown, misshapen or not float32."""
     wrong = []
-    for name, shape in sorted(expected_shapes(model.config).items()):
+    shapes = tensor_shapes(model.config)
+    wrong += [f"{name}: not part of a model of this shape" for name in sorted(set(model.weights) - set(shapes))]
+    for name, shape in sorted(shapes.items()):
         found = model.weights.get(name)
         if found is None:
             wrong.append(f"{name}: missing, expected {shape}")
@@ -84,45 +74,78 @@ def join(weights: Mapping[str, Float32], layer: int, names: tuple[str, ...]) -> 
 
 
 def join_bias(weights: Mapping[str, Float32], layer: int, names: tuple[str, ...]) -> Float32 | None:
-    """Biases of several matrices of one layer, or None when none of them has one."""
-    found = [weights.get(f"model.layers.{layer}.{name}.bias") for name in names]
-    if all(bias is None for bias in found):
-        return None
-    sizes = [len(weights[f"model.layers.{layer}.{name}.weight"]) for name in names]
-    return np.concatenate([np.zeros(n, np.float32) if b is None else b for b, n in zip(found, sizes, strict=True)])
+    """Biases of several matrices of one layer, or None where they have none."""
+    biases = [f"model.layers.{layer}.{name}.bias" for name in names]
+    return np.concatenate([weights[name] for name in biases]) if biases[0] in weights else None
+
+
+def head_norms(weights: Mapping[str, Float32], layer: int) -> tuple[Float32, Float32] | None:
+    """Gains (head_dim,) of the norms of q and k heads of one layer, or None where it has none."""
+    q, k = (f"model.layers.{layer}.self_attn.{part}_norm.weight" for part in "qk")
+    return (dense(weights[q]), dense(weights[k])) if q in weights else None
+
+
+def dense(array: Float32) -> Float32:
+    """The array, C-contiguous."""
+    return np.ascontiguousarray(array)
 
 
 def pack_weights(model: Model, kernels: Kernels, threads: int) -> Weights:
-    """Packs every matrix of the model. Raises ValueError (`check_weights`)."""
+    """Packs every matrix of the model, one after the other. Raises ValueError (`check_weights`)."""
     check_weights(model)
-    source = {name: np.ascontiguousarray(array) for name, array in sorted(model.weights.items())}
-    embedding = source["model.embed_tokens.weight"]
-    head = embedding if model.config.tie_word_embeddings else source["lm_head.weight"]
+    embedding = dense(model.weights[EMBEDDING])
+    head = embedding if model.config.tie_word_embeddings else dense(model.weights[LM_HEAD])
     return Weights(
         embedding=embedding,
-        layers=tuple(_pack_layer(source, i, kernels, threads) for i in range(model.config.num_hidden_layers)),
-        norm=source["model.norm.weight"],
+        layers=tuple(_pack_layer(model, i, kernels, threads) for i in range(model.config.num_hidden_layers)),
+        norm=dense(model.weights[FINAL_NORM]),
         head=kernels.pack(head, threads),
     )
 
 
-def storage(weights: Weights) -> str:
+def matrices(weights: Weights) -> Iterator[Weight]:
+    """Every packed matrix."""
+    yield weights.head
+    for layer in weights.layers:
+        yield from (layer.qkv, layer.attention_out)
+        yield from (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Mlp) else layer.mlp.matrices()
+
+
+def weight_bytes(weights: Weights) -> int:
+    """Bytes of everything held, packed or not."""
+    norms = [norm for layer in weights.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+    plain = sum(array.nbytes for array in (weights.embedding, weights.norm, *norms))
+    return plain + sum(matrix.data.nbytes + matrix.scales.nbytes for matrix in matrices(weights))
+
+
+def storage(packed: Iterable[Weight]) -> str:
     """How many matrices are kept as exact 4-bit or 8-bit codes and how many as float32, in words."""
-    layers = ((w.qkv, w.attention_out, w.gate_up, w.down) for w in weights.layers)
-    kinds = Counter(matrix.kind for matrix in (weights.head, *(matrix for layer in layers for matrix in layer)))
+    kinds = Counter(matrix.kind for matrix in packed)
     return ", ".join(
         f"{count} x {kind}-bit codes" if kind else f"{count} x float32" for kind, count in sorted(kinds.items())
     )
 
 
-def _pack_layer(source: Mapping[str, Float32], i: int, kernels: Kernels, threads: int) -> Layer:
-    prefix = f"model.layers.{i}"
+def _pack_layer(model: Model, i: int, kernels: Kernels, threads: int) -> Layer:
+    source, prefix = model.weights, f"model.layers.{i}"
+
+    def pack(name: str) -> Weight:
+        return kernels.pack(dense(source[f"{prefix}.{name}.weight"]), threads)
+
     return Layer(
-        attention_norm=source[f"{prefix}.input_layernorm.weight"],
+        attention_norm=dense(source[f"{prefix}.input_layernorm.weight"]),
         qkv=kernels.pack(join(source, i, QKV), threads),
         qkv_bias=join_bias(source, i, QKV),
-        attention_out=kernels.pack(source[f"{prefix}.self_attn.o_proj.weight"], threads),
-        mlp_norm=source[f"{prefix}.post_attention_layernorm.weight"],
-        gate_up=kernels.pack(join(source, i, GATE_UP), threads),
-        down=kernels.pack(source[f"{prefix}.mlp.down_proj.weight"], threads),
+        qk_norm=head_norms(source, i),
+        window=model.config.window(i),
+        attention_out=pack("self_attn.o_proj"),
+        mlp_norm=dense(source[f"{prefix}.post_attention_layernorm.weight"]),
+        mlp=_pack_mlp(model, i, kernels, threads),
     )
+
+
+def _pack_mlp(model: Model, i: int, kernels: Kernels, threads: int) -> Mlp | Experts:
+    if model.config.has_experts(i):
+        return pack_experts(model, i, range(model.config.num_experts), kernels, threads)
+    down = kernels.pack(dense(model.weights[f"model.layers.{i}.mlp.down_proj.weight"]), threads)
+    return Mlp(gate_up=kernels.pack(join(model.weights, i, GATE_UP), threads), down=down)

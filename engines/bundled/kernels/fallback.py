@@ -17,7 +17,7 @@ from engines.bundled import twin
 from engines.bundled.config import Float32, Int32
 from engines.bundled.kernels import selfcheck
 from engines.bundled.kernels.interface import Backend, Pages, Rows, Weight
-from engines.bundled.kernels.parameters import check_draw, check_top_k
+from engines.bundled.kernels.parameters import check_draw, check_experts, check_heads, check_top_k
 
 _TILE = 8  # rows of one product
 
@@ -94,6 +94,23 @@ class FallbackKernels:
         half = gate_up.shape[1] // 2
         out[...] = twin.swiglu(gate_up[:, :half], gate_up[:, half:])
 
+    def add_bias(self, y: Float32, bias: Float32, threads: int) -> None:  # noqa: ARG002
+        y += bias
+
+    def norm_heads(
+        self,
+        qkv: Float32,
+        q_gain: Float32,
+        k_gain: Float32,
+        kv_heads: int,
+        eps: float,
+        threads: int,  # noqa: ARG002
+    ) -> None:
+        heads = check_heads(qkv, q_gain, k_gain, kv_heads)
+        parts = qkv.reshape(len(qkv), -1, len(q_gain))
+        parts[:, :heads] = twin.rms_norm(parts[:, :heads], q_gain, eps)
+        parts[:, heads : heads + kv_heads] = twin.rms_norm(parts[:, heads : heads + kv_heads], k_gain, eps)
+
     def rope_store(self, qkv: Float32, cos_sin: Float32, rows: Rows, pages: Pages, threads: int) -> None:  # noqa: ARG002
         _, kv_heads, dim, page_size = pages.keys.shape
         heads = qkv.reshape(len(qkv), -1, dim)
@@ -112,6 +129,7 @@ class FallbackKernels:
         pages: Pages,
         heads: int,
         key_chunk: int,
+        window: int,
         threads: int,  # noqa: ARG002
         out: Float32,
     ) -> None:
@@ -124,7 +142,14 @@ class FallbackKernels:
             keys = pages.keys[table].transpose(1, 0, 3, 2).reshape(kv_heads, -1, dim)[:, : position + 1]
             values = pages.values[table].transpose(1, 0, 2, 3).reshape(kv_heads, -1, dim)[:, : position + 1]
             for h in range(kv_heads):
-                result[t, h] = twin.attention(q[t, h], keys[h], values[h], key_chunk)
+                result[t, h] = twin.attention(q[t, h], keys[h], values[h], key_chunk, window)
+
+    def route(self, logits: Float32, k: int, threads: int) -> tuple[Int32, Float32]:  # noqa: ARG002
+        check_experts(k, logits.shape[1])
+        return twin.route(logits, k)
+
+    def combine(self, outputs: Float32, weights: Float32, threads: int) -> Float32:  # noqa: ARG002
+        return twin.mix(outputs, weights)
 
     def exp(self, x: Float32) -> Float32:
         return twin.exp(x)

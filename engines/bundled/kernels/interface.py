@@ -139,13 +139,42 @@ class Kernels(SamplerKernels, Protocol):
         `cos_sin` is (positions, head_dim): cosines, then sines, of head_dim / 2 angles.
         """
 
-    def attend(
-        self, qkv: Float32, rows: Rows, pages: Pages, heads: int, key_chunk: int, threads: int, out: Float32
-    ) -> None:
-        """out (T, heads head_dim): attention of rotated q over the keys 0..position of its sequence.
+    def add_bias(self, y: Float32, bias: Float32, threads: int) -> None:
+        """y (T, N) + bias (N,) in place, one rounding each."""
 
-        `key_chunk` is the number of keys of a chunk, a multiple of 16.
+    def norm_heads(
+        self, qkv: Float32, q_gain: Float32, k_gain: Float32, kv_heads: int, eps: float, threads: int
+    ) -> None:
+        """RMSNorm over each head of q and k of qkv (T, (heads + 2 kv_heads) head_dim) in place; gains (head_dim,)."""
+
+    def attend(
+        self,
+        qkv: Float32,
+        rows: Rows,
+        pages: Pages,
+        heads: int,
+        key_chunk: int,
+        window: int,
+        threads: int,
+        out: Float32,
+    ) -> None:
+        """out (T, heads head_dim): attention of rotated q over the newest `window` of the keys 0..position of its
+        sequence, all of them if `window` is 0.
+
+        `key_chunk` is the number of keys of a chunk, a multiple of 16; chunks are cut by absolute position.
         """
+
+    def route(self, logits: Float32, k: int, threads: int) -> tuple[Int32, Float32]:
+        """The k experts of each row of router logits (T, E): ids (T, k), ascending, and weights (T, k).
+
+        Chosen by probability descending, id ascending; a row's weights are its probabilities divided by their sum.
+
+        Raises:
+            ValueError: k below 1 or above E.
+        """
+
+    def combine(self, outputs: Float32, weights: Float32, threads: int) -> Float32:
+        """(T, N): per row a chain of fma(weight, output) over outputs (T, k, N) in order, from +0.0."""
 
     def threads_seen(self) -> int:
         """The most threads that worked on one call in this process; a thread works once as soon as it is started."""

@@ -564,11 +564,12 @@ void score(const float* q, const Cache& c, long position, float* out, long ldo) 
     for (int u = 0; u < U; u++) store(out + g * ldo + position + u * lanes<T>(), a[g][u]);
 }
 
-// All scores of keys 0..length, in vectors that divide a page, so that no vector reads past one.
+// All scores of keys begin..length, in vectors that divide a page, so that no vector reads past one. `begin` is a
+// multiple of 16.
 template <class T, int G>
-void scores(const float* q, const Cache& c, long length, float* out, long ldo) {
+void scores(const float* q, const Cache& c, long begin, long length, float* out, long ldo) {
   constexpr int U = 4, W = lanes<T>();
-  long p = 0;
+  long p = begin;
   for (; p + U * W <= length; p += U * W) score<T, G, U>(q, c, p, out, ldo);
   for (; p < length; p += W) score<T, G, 1>(q, c, p, out, ldo);
 }
@@ -614,13 +615,24 @@ void with_width(long n, const F& f) {
   return f(float{});
 }
 
+// The keys first..length that a token sees, and the chunks by absolute position that hold them.
+struct Span {
+  long first, length, key_chunk;
+
+  long aligned() const { return first / 16 * 16; }            // scores start here; those below `first` do not count
+  long padded() const { return (length + 15) / 16 * 16; }
+  long chunk() const { return first / key_chunk * key_chunk; }  // start of the first chunk
+  long chunks() const { return (length - chunk() + key_chunk - 1) / key_chunk; }
+};
+
 // Scores become exp(score - maximum); returns nothing but fills the chunk sums' tree.
-void exponentials(float* row, long length, long padded, long key_chunk, Tree& sums) {
-  std::fill(row + length, row + padded, -INFINITY);
-  const float m = maximum(row, length);
-  for (long begin = 0; begin < length; begin += key_chunk) {
+void exponentials(float* row, const Span& span, Tree& sums) {
+  std::fill(row + span.aligned(), row + span.first, -INFINITY);
+  std::fill(row + span.length, row + span.padded(), -INFINITY);
+  const float m = maximum(row + span.first, span.length - span.first);
+  for (long begin = span.chunk(); begin < span.length; begin += span.key_chunk) {
     float a[16] = {0};
-    for (long t = begin, end = std::min(begin + key_chunk, padded); t < end; t += 16)
+    for (long t = std::max(begin, span.aligned()), end = std::min(begin + span.key_chunk, span.padded()); t < end; t += 16)
       for (int j = 0; j < 16; j++) {
         row[t + j] = exp1(row[t + j] - m);
         a[j] += row[t + j];
@@ -632,32 +644,34 @@ void exponentials(float* row, long length, long padded, long key_chunk, Tree& su
 
 // G query heads of one token that share a KV head.
 template <int G>
-void attend_group(const float* query, const Cache& c, float scale, long length, long key_chunk, float* out) {
-  const long padded = (length + 15) / 16 * 16, chunks = (length + key_chunk - 1) / key_chunk;
-  std::vector<float> p(G * padded), q(G * c.dim);
+void attend_group(const float* query, const Cache& c, float scale, const Span& span, float* out) {
+  const long padded = span.padded();
+  const auto p = std::make_unique_for_overwrite<float[]>(G * padded);  // what lies before the window is never touched
+  std::vector<float> q(G * c.dim);
   for (long i = 0; i < G * c.dim; i++) q[i] = query[i] * scale;
-  with_width(c.page_size, [&]<class T>(T) { scores<T, G>(q.data(), c, length, p.data(), padded); });
+  with_width(c.page_size, [&]<class T>(T) { scores<T, G>(q.data(), c, span.aligned(), span.length, p.get(), padded); });
   float total[G];
   for (int g = 0; g < G; g++) {
-    Tree sums(1, chunks);
-    exponentials(p.data() + g * padded, length, padded, key_chunk, sums);
+    Tree sums(1, span.chunks());
+    exponentials(p.get() + g * padded, span, sums);
     total[g] = *sums.close();
   }
-  Tree outputs(G * c.dim, chunks);
-  for (long begin = 0; begin < length; begin += key_chunk, outputs.push())
+  Tree outputs(G * c.dim, span.chunks());
+  for (long begin = span.chunk(); begin < span.length; begin += span.key_chunk, outputs.push())
     with_width(c.dim, [&]<class T>(T) {
-      combine_all<T, G>(p.data(), padded, c, begin, std::min(begin + key_chunk, length), outputs.open());
+      combine_all<T, G>(p.get(), padded, c, std::max(begin, span.first), std::min(begin + span.key_chunk, span.length),
+                        outputs.open());
     });
   const float* o = outputs.close();
   for (int g = 0; g < G; g++)
     for (long d = 0; d < c.dim; d++) out[g * c.dim + d] = o[g * c.dim + d] / total[g];
 }
 
-void attend_heads(const float* q, const Cache& c, long heads, float scale, long length, long key_chunk, float* out) {
-  for (; heads >= 4; heads -= 4, q += 4 * c.dim, out += 4 * c.dim) attend_group<4>(q, c, scale, length, key_chunk, out);
-  if (heads == 3) attend_group<3>(q, c, scale, length, key_chunk, out);
-  if (heads == 2) attend_group<2>(q, c, scale, length, key_chunk, out);
-  if (heads == 1) attend_group<1>(q, c, scale, length, key_chunk, out);
+void attend_heads(const float* q, const Cache& c, long heads, float scale, const Span& span, float* out) {
+  for (; heads >= 4; heads -= 4, q += 4 * c.dim, out += 4 * c.dim) attend_group<4>(q, c, scale, span, out);
+  if (heads == 3) attend_group<3>(q, c, scale, span, out);
+  if (heads == 2) attend_group<2>(q, c, scale, span, out);
+  if (heads == 1) attend_group<1>(q, c, scale, span, out);
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------------------
@@ -800,6 +814,19 @@ void rotate(float* head, const float* cosine, const float* sine, long half) {
   }
 }
 
+// The k experts of one row, ascending by id, and their weights, renormalised. The softmax' sum runs in 16 lanes.
+void route_row(const float* x, long n, long k, float* p, int32_t* ids, float* weights) {
+  const float m = maximum(x, n);
+  float a[16] = {0}, sum = 0.0f;
+  for (long i = 0; i < n; i++) a[i % 16] += p[i] = exp1(x[i] - m);
+  const float total = fold(a);
+  for (long i = 0; i < n; i++) p[i] /= total;
+  top_few(p, n, k, ids);
+  std::sort(ids, ids + k);
+  for (long s = 0; s < k; s++) sum += p[ids[s]];
+  for (long s = 0; s < k; s++) weights[s] = p[ids[s]] / sum;
+}
+
 // Elementwise work in tasks of enough elements to be worth a thread.
 template <class F>
 int elementwise(long n, int threads, const F& f) {
@@ -866,6 +893,27 @@ int sb_swiglu(const float* gate_up, float* out, long M, long I, int threads) {
   });
 }
 
+int sb_add_bias(float* y, const float* bias, long M, long N, int threads) {
+  const long rows = std::max(1L, 16384 / std::max(1L, N));
+  return pool().run((M + rows - 1) / rows, threads, [=](long task) {
+    for (long m = task * rows; m < std::min((task + 1) * rows, M); m++)
+      for (long n = 0; n < N; n++) y[m * N + n] = y[m * N + n] + bias[n];
+  });
+}
+
+// RMSNorm of each query and key head in place: `heads` with q_gain, then `kv_heads` with k_gain.
+int sb_norm_heads(float* qkv, const float* q_gain, const float* k_gain, long M, long heads, long kv_heads, long dim,
+                  float eps, int threads) {
+  constexpr long TASK = 4;
+  return pool().run((M + TASK - 1) / TASK, threads, [=](long task) {
+    for (long m = task * TASK; m < std::min((task + 1) * TASK, M); m++)
+      for (long h = 0; h < heads + kv_heads; h++) {
+        float* head = qkv + (m * (heads + 2 * kv_heads) + h) * dim;
+        rms_norm_row(head, h < heads ? q_gain : k_gain, head, dim, eps);
+      }
+  });
+}
+
 int sb_rope_store(float* qkv, const float* cos_sin, float* keys, float* values, const int32_t* table, long pages,
                   const int32_t* sequence, const int32_t* position, long M, long heads, long kv_heads, long dim,
                   long page_size, int threads) {
@@ -889,14 +937,34 @@ int sb_rope_store(float* qkv, const float* cos_sin, float* keys, float* values, 
 
 int sb_attend(const float* qkv, const float* keys, const float* values, const int32_t* table, long pages,
               const int32_t* sequence, const int32_t* position, float* out, long M, long heads, long kv_heads, long dim,
-              long page_size, float scale, long key_chunk, int threads) {
-  if (key_chunk < 16 || key_chunk % 16 || heads % kv_heads) return BAD_ARGUMENT;
+              long page_size, float scale, long key_chunk, long window, int threads) {
+  if (key_chunk < 16 || key_chunk % 16 || heads % kv_heads || window < 0) return BAD_ARGUMENT;
   const long group = heads / kv_heads, ld = (heads + 2 * kv_heads) * dim;
   return pool().run(M * kv_heads, threads, [=](long task) {
     const long m = M - 1 - task / kv_heads, h = task % kv_heads;  // the longest rows first
     const Cache cache{keys, values, table + sequence[m] * pages, page_size, kv_heads, h, dim};
-    attend_heads(qkv + m * ld + h * group * dim, cache, group, scale, position[m] + 1L, key_chunk,
+    const long length = position[m] + 1L, first = window && window < length ? length - window : 0;
+    attend_heads(qkv + m * ld + h * group * dim, cache, group, scale, {first, length, key_chunk},
                  out + (m * heads + h * group) * dim);
+  });
+}
+
+int sb_route(const float* logits, long M, long n, long k, int32_t* ids, float* weights, int threads) {
+  if (k < 1 || k > n) return BAD_ARGUMENT;
+  return pool().run(M, threads, [=](long m) {
+    std::vector<float> p(n);
+    route_row(logits + m * n, n, k, p.data(), ids + m * k, weights + m * k);
+  });
+}
+
+// out (M, N): a chain of fma over the k outputs of a row, in order, from +0.0.
+int sb_combine(const float* outputs, const float* weights, float* out, long M, long k, long N, int threads) {
+  return pool().run(M, threads, [=](long m) {
+    const float *y = outputs + m * k * N, *w = weights + m * k;
+    float* o = out + m * N;
+    std::fill(o, o + N, 0.0f);
+    for (long s = 0; s < k; s++)
+      for (long i = 0; i < N; i++) o[i] = std::fmaf(w[s], y[s * N + i], o[i]);
   });
 }
 

@@ -17,7 +17,7 @@ from engines.bundled.config import Float32, Int32
 from engines.bundled.kernels.build import COMPILERS, Library, build, find_compiler
 from engines.bundled.kernels.interface import Backend, KernelError, Kernels, Pages, Rows, Weight
 from engines.bundled.kernels.isa import resolve_isa
-from engines.bundled.kernels.parameters import check_draw, check_top_k
+from engines.bundled.kernels.parameters import check_draw, check_experts, check_heads, check_top_k
 
 _CODES = {
     1: "the floating-point environment cannot be set: rounding to nearest with subnormals kept is not what it does",
@@ -34,7 +34,11 @@ _SIGNATURES = {
     "sb_rms_norm": "pppllfi",
     "sb_swiglu": "pplli",
     "sb_rope_store": "ppppplpplllll" + "i",
-    "sb_attend": "pppplppplllll" + "fli",
+    "sb_attend": "pppplppplllll" + "flli",
+    "sb_add_bias": "pplli",
+    "sb_norm_heads": "pppllllfi",
+    "sb_route": "plllppi",
+    "sb_combine": "pppllli",
     "sb_exp": "ppli",
     "sb_log": "ppli",
     "sb_log_softmax": "pplli",
@@ -195,8 +199,28 @@ class CompiledKernels:
             threads,
         )
 
+    def add_bias(self, y: Float32, bias: Float32, threads: int) -> None:
+        count, size = y.shape
+        _expect("bias", bias.shape, (size,))
+        self._call("sb_add_bias", _dense(y, np.float32, "y"), _dense(bias, np.float32, "bias"), count, size, threads)
+
+    def norm_heads(
+        self, qkv: Float32, q_gain: Float32, k_gain: Float32, kv_heads: int, eps: float, threads: int
+    ) -> None:
+        heads = check_heads(qkv, q_gain, k_gain, kv_heads)
+        pointers = (_dense(qkv, np.float32, "qkv"), _dense(q_gain, np.float32, "q"), _dense(k_gain, np.float32, "k"))
+        self._call("sb_norm_heads", *pointers, len(qkv), heads, kv_heads, len(q_gain), eps, threads)
+
     def attend(
-        self, qkv: Float32, rows: Rows, pages: Pages, heads: int, key_chunk: int, threads: int, out: Float32
+        self,
+        qkv: Float32,
+        rows: Rows,
+        pages: Pages,
+        heads: int,
+        key_chunk: int,
+        window: int,
+        threads: int,
+        out: Float32,
     ) -> None:
         _, kv_heads, dim, page_size = pages.keys.shape
         _expect("qkv", qkv.shape, (len(qkv), (heads + 2 * kv_heads) * dim))
@@ -213,8 +237,25 @@ class CompiledKernels:
             page_size,
             score_scale(dim),
             key_chunk,
+            window,
             threads,
         )
+
+    def route(self, logits: Float32, k: int, threads: int) -> tuple[Int32, Float32]:
+        count, size = logits.shape
+        check_experts(k, size)
+        ids, weights = np.empty((count, k), np.int32), np.empty((count, k), np.float32)
+        address, where = _dense(logits, np.float32, "logits"), (_pointer(ids), _pointer(weights))
+        self._call("sb_route", address, count, size, k, *where, threads)
+        return ids, weights
+
+    def combine(self, outputs: Float32, weights: Float32, threads: int) -> Float32:
+        count, k, size = outputs.shape
+        _expect("weights", weights.shape, (count, k))
+        out = np.empty((count, size), np.float32)
+        pointers = (_dense(outputs, np.float32, "outputs"), _dense(weights, np.float32, "weights"), _pointer(out))
+        self._call("sb_combine", *pointers, count, k, size, threads)
+        return out
 
     def exp(self, x: Float32) -> Float32:
         return self._map("sb_exp", x)

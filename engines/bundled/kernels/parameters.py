@@ -1,4 +1,4 @@
-"""Checks of what a sampler asks for, the same for every set of kernels. It computes nothing."""
+"""Checks of what callers ask for, the same for every set of kernels. It computes nothing."""
 
 from __future__ import annotations
 
@@ -29,3 +29,22 @@ def check_draw(logits: Float32, temperature: float, top_k: int, top_p: float, mi
         raise ValueError(f"logits: expected one row (V,), got shape {logits.shape}")
     if not np.isfinite(logits.max()):
         raise ValueError("logits: every id is masked, or a logit is NaN or +inf")
+
+
+def check_experts(k: int, size: int) -> None:
+    """Raises ValueError unless 1 <= k <= size."""
+    if not 1 <= k <= size:
+        raise ValueError(f"experts per token: expected 1 to {size}, got {k}")
+
+
+def check_heads(qkv: Float32, q_gain: Float32, k_gain: Float32, kv_heads: int) -> int:
+    """How many query heads the rows of qkv (T, (heads + 2 kv_heads) head_dim) hold.
+
+    Raises ValueError if the gains, (head_dim,) each, do not fit them.
+    """
+    dim = len(q_gain)
+    heads, rest = divmod(int(qkv.shape[1]), dim)
+    if q_gain.shape != k_gain.shape or rest or heads <= 2 * kv_heads:
+        found = f"qkv {qkv.shape}, gains {q_gain.shape} and {k_gain.shape}"
+        raise ValueError(f"qkv: expected whole heads of one gain's size, more than {2 * kv_heads} of them, got {found}")
+    return heads - 2 * kv_heads

@@ -118,7 +118,7 @@ def test_what_cannot_be_read_written_or_taken_in_is_said(store, tmp_path):
         save_cache(open_engine(), tmp_path / "file" / "store")
     with pytest.raises(NotSupported, match="runs without a prefix cache"):
         save_cache(open_engine(prefix_cache=False), tmp_path / "store")
-    with pytest.raises(NotSupported, match="keeps its pages where a cache cannot"):
+    with pytest.raises(NotSupported, match="keeps its pages outside this process"):
         save_cache(scripted_engine(options(prefix_cache=True)), tmp_path / "store")
     used = open_engine()
     run_all(used, [ONE])

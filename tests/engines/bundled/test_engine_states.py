@@ -1,7 +1,9 @@
 """Random lives of an engine on the tiny model: arrive, cancel, preempt, hit, restart; each request as it is alone.
 
-Requests are short and share beginnings, the pool is small, and the engine is started anew with other options every now
-and then, with the old one's prefix cache or without. `requests_judged` counts what was compared.
+Some arrive more urgent than those that run and take their seats, some ask for the fast path and verification, some
+get proposals from the text, every fourth follows a grammar. Requests are short and share beginnings, the pool is
+small, and the engine is started anew with other options every now and then, with the old one's prefix cache or
+without. `Totals.judged` counts what was compared.
 """
 
 import functools
@@ -16,15 +18,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.cache_store import restore_cache, save_cache
+from engines.bundled.draft import open_drafter
 from engines.bundled.engine import Engine
+from engines.bundled.fast import FastPath, open_fast_path
+from engines.bundled.grammar import Grammars
 from engines.bundled.models.tiny import TinySource
+from engines.bundled.request import Grammar
 
 MODEL = TinySource().model()
 DECODE = TinySource().tokenizer().decode
+GRAMMARS = Grammars(TinySource().tokenizer(), MODEL.config.vocab_size, MODEL.config.eos_token_ids)
+NUMBER, WORDS = Grammar(kind="regex", text="[0-9]{1,4}"), Grammar(kind="ebnf", text='start: ("ab" | "ba" | "b")+')
 KINDS = 96
 PAGES, PAGE = 14, 4
 REQUIRED = 10_000
-LIVES = 240
+LIVES = 160
 
 
 @functools.cache
@@ -36,14 +44,14 @@ def kind(index: int):
     seed = noise[2] if noise[3] % 2 else None
     sampling = greedy(
         max_tokens=1 + noise[4] % 5, temperature=0.0 if seed is None else 0.9, seed=seed, logprobs=noise[5] % 3,
-        repetition_penalty=1.0 if noise[6] % 3 else 1.2, ignore_eos=bool(noise[7] % 4),
+        repetition_penalty=1.0 if noise[6] % 3 else 1.2, ignore_eos=bool(noise[7] % 4) and index % 4 > 0,
     )  # fmt: skip
-    return prompt, sampling
+    return prompt, sampling, (None if index % 4 else (NUMBER, WORDS)[noise[8] % 2])
 
 
-def make(index: int, name: str, priority: int = 0):
-    prompt, sampling = kind(index)
-    return request(name, prompt, sampling, logits_digest=True, priority=priority)
+def make(index: int, name: str, priority: int = 0, *, rollback: bool = False):
+    prompt, sampling, grammar = kind(index)
+    return request(name, prompt, sampling, grammar=grammar, logits_digest=True, priority=priority, rollback=rollback)
 
 
 @functools.cache
@@ -52,15 +60,26 @@ def arithmetic(pages: int, page_size: int):
     return open_arithmetic(MODEL, options(num_pages=pages, page_size=page_size))
 
 
+@functools.cache
+def fast_arithmetic(pages: int, page_size: int):
+    """The fast path's own, over the pages of the other."""
+    config = options(num_pages=pages, page_size=page_size, rollback="request")
+    return open_fast_path(MODEL, config, kernels(), arithmetic(pages, page_size)).arithmetic
+
+
 def open_engine(**changes) -> Engine:
     config = options(**{"num_pages": PAGES, "page_size": PAGE, **changes})
-    memory = arithmetic(config.num_pages, config.page_size)
-    return Engine(MODEL.config, config, memory, kernels(), DECODE, model_digest=MODEL.digest)
+    shape = (config.num_pages, config.page_size)
+    fast = FastPath(fast_arithmetic(*shape), kernels(), config) if config.rollback != "off" else None
+    return Engine(
+        MODEL.config, config, arithmetic(*shape), kernels(), DECODE, model_digest=MODEL.digest,
+        drafter=open_drafter(MODEL, config, kernels()), fast=fast, grammars=GRAMMARS,
+    )  # fmt: skip
 
 
 @functools.cache
 def alone(index: int):
-    engine = Engine(MODEL.config, options(num_pages=32), arithmetic(32, PAGE), kernels(), DECODE)
+    engine = Engine(MODEL.config, options(num_pages=32), arithmetic(32, PAGE), kernels(), DECODE, grammars=GRAMMARS)
     sequence = engine.submit(make(index, "alone"))
     while engine.has_work:
         engine.step()
@@ -72,6 +91,7 @@ class Totals:
 
     def __init__(self):
         self.judged = self.cancelled = self.preempted = self.hit = self.restored = self.ahead = self.carried = 0
+        self.gave_way = self.rolled_back = self.ahead_with_proposals = 0
 
 
 class Life(RuleBasedStateMachine):
@@ -83,19 +103,31 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.engine = open_engine(prefix_cache=True, fault=self.fault)
+        self.engine = open_engine(prefix_cache=True, fault=self.fault, policy="priority", rollback="request")
         self.under_way = {}
         self.submitted = 0
 
-    @rule(indices=st.lists(st.integers(0, KINDS - 1), min_size=2, max_size=12), priority=st.integers(-1, 1))
-    def arrive(self, indices, priority):
+    @rule(
+        indices=st.lists(st.integers(0, KINDS - 1), min_size=2, max_size=12),
+        priority=st.integers(-1, 1),
+        rollback=st.booleans(),
+    )
+    def arrive(self, indices, priority, rollback):
         for index in indices:
-            self._submit(index, priority)
+            self._submit(index, priority, rollback=rollback)
 
     @rule(index=st.integers(0, KINDS - 1), count=st.integers(2, 4))
     def arrive_again_and_again(self, index, count):
         for _ in range(count):
             self._submit(index, 0)
+
+    @rule(indices=st.lists(st.integers(0, KINDS - 1), min_size=4, max_size=6), urgent=st.integers(0, KINDS - 1))
+    def arrive_and_be_outranked(self, indices, urgent):
+        for index in indices:
+            self._submit(index, 2, rollback=index % 2 == 0)
+        self._step()
+        self._submit(urgent, -2)
+        self._step()
 
     @rule(count=st.integers(1, 12))
     def run(self, count):
@@ -113,16 +145,18 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         seats=st.integers(1, 8), tokens=st.sampled_from([3, 16, 64]), ahead=st.booleans(), carry=st.booleans(),
-        policy=st.sampled_from(["fcfs", "priority", "shortest"]), pages=st.sampled_from([11, 14, 40]),
+        policy=st.sampled_from(["fcfs", "priority", "priority", "shortest"]), pages=st.sampled_from([11, 14, 40]),
+        rollback=st.sampled_from(["off", "request", "all"]), lookup=st.booleans(),
     )  # fmt: skip
-    def restart(self, seats, tokens, ahead, carry, policy, pages):
+    def restart(self, seats, tokens, ahead, carry, policy, pages, rollback, lookup):
         self._finish()
         store = self.folder / "cache"
         if carry:
             self.totals.carried += save_cache(self.engine, store)
         self.engine = open_engine(
             prefix_cache=True, fault=self.fault, max_num_seqs=seats, max_num_batched_tokens=tokens,
-            async_scheduling=ahead, policy=policy, num_pages=pages,
+            async_scheduling=ahead, policy=policy, num_pages=pages, rollback=rollback,
+            draft="lookup" if lookup and rollback != "all" else "off",
         )  # fmt: skip
         if carry:
             restore_cache(self.engine, store)
@@ -139,10 +173,10 @@ class Life(RuleBasedStateMachine):
         if self.engine.ahead:
             self.engine.ahead.close()
 
-    def _submit(self, index, priority):
+    def _submit(self, index, priority, *, rollback=False):
         name = f"r{self.submitted}"
         self.submitted += 1
-        self.engine.submit(make(index, name, priority))
+        self.engine.submit(make(index, name, priority, rollback=rollback))
         self.under_way[name] = index
 
     def _step(self):
@@ -152,6 +186,8 @@ class Life(RuleBasedStateMachine):
                 self.totals.judged += 1
                 self.totals.hit += sequence.cached_tokens > 0
                 self.totals.preempted += sequence.preemptions > 0
+                self.totals.rolled_back += sequence.fast and sequence.rollbacks > 0
+                self.totals.ahead_with_proposals += self.engine.ahead is not None and sequence.drafted > 0
                 self.totals.restored += sequence.restored_tokens > 0
 
     def _judge(self, sequence, index):
@@ -165,6 +201,8 @@ class Life(RuleBasedStateMachine):
             self._step()
         assert not self.under_way
         self.engine.check_pages()
+        self.totals.gave_way += self.engine.scheduler.gave_way
+        self.engine.scheduler.gave_way = 0
         if self.engine.ahead:
             self.totals.ahead += self.engine.ahead.planned_steps
 
@@ -184,6 +222,7 @@ def test_ten_thousand_requests_in_random_lives_get_what_they_get_alone(tmp_path)
     live(totals, tmp_path, LIVES)
     assert totals.judged >= REQUIRED
     assert min(totals.cancelled, totals.preempted, totals.hit, totals.restored, totals.ahead, totals.carried) >= 100
+    assert min(totals.gave_way, totals.rolled_back, totals.ahead_with_proposals) >= 100
 
 
 @pytest.mark.parametrize("fault", ["stale-page", "lost-flush", "short-hash", "misplaced-page"])

@@ -33,7 +33,9 @@ def test_a_completion_has_openais_shape(port):
     assert list(answer) == ["id", "object", "created", "model", "system_fingerprint", "samebits", "choices", "usage"]
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
     assert answer["id"].startswith("cmpl-")
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    details = {"cached_tokens": 0}
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9,
+                               "prompt_tokens_details": details}  # fmt: skip
     (choice,) = answer["choices"]
     assert list(choice) == ["index", "text", "logprobs", "finish_reason", "stop_reason"]
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "length")
@@ -340,9 +342,10 @@ BASE = {"model": "tiny", "prompt": "x", "temperature": 0}
         ({"prompt": None}, "prompt", "a string"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream to be true"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "no such field"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs", "not offered"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
-        ({"echo": True}, "echo", "True is not offered; the prompt is not sent back"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream to be false"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "'text', 'json_object' or 'json_schema'"),
+        ({"echo": True, "stream": True}, "echo", "stream to be false beside it"),
         ({"best_of": 2}, "best_of", "use n"),
         ({"skip_special_tokens": True}, "skip_special_tokens", "text shows every token"),
         ({"tools": []}, "tools", "calls no tools"),

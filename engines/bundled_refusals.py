@@ -1,0 +1,18 @@
+"""Axes that other engines vary and the bundled one does not, each with the reason.
+
+It imports nothing heavy. Rules: an axis that is neither here nor offered is a mistake of ours, and a test says so.
+"""
+
+from __future__ import annotations
+
+NOT_OFFERED: dict[str, str] = {
+    "attention_backend": "this engine has one attention kernel per arithmetic",
+    "data_parallel_size": "replicas are two engines behind one front here: vary replica",
+    "dtype": "an arithmetic fixes the type of weights and activations: vary the mode",
+    "enable_expert_parallel": "ranks always hold whole experts: vary expert_parallel_size",
+    "enforce_eager": "the CPU has no graphs, and on a GPU graphs and launches are held against each other at start",
+    "kernel_caches": "kernels are built from source by content, and nothing is tuned at run time",
+    "kv_cache_dtype": "keys and values are kept in the type of the arithmetic",
+    "padding": "sequences of different lengths share a step without padding",
+    "pipeline_parallel_size": "the layers of a model are not spread over stages here",
+}
