@@ -53,6 +53,7 @@ _RANK_FIELDS = (
     "resolved.weights",  # fewer matrices in one process
     "arithmetic.torch",  # carries the collectives
 )
+_TESTED_FIELDS = ("resolved.gpu_linear_test",)  # how many products the start-up test of cuBLASLt compared
 _AXES: dict[str, tuple[str, ...]] = {
     "batch": (),
     "companions": (),
@@ -63,8 +64,12 @@ _AXES: dict[str, tuple[str, ...]] = {
     "server_history": (),
     "cached_prefix": (),
     "cache_restore": (),
-    "max_num_seqs": ("config.max_num_seqs", "resolved.max_num_seqs", "resolved.num_pages"),
-    "max_num_batched_tokens": ("config.max_num_batched_tokens", "resolved.max_num_batched_tokens"),
+    "max_num_seqs": ("config.max_num_seqs", "resolved.max_num_seqs", "resolved.num_pages", *_TESTED_FIELDS),
+    "max_num_batched_tokens": (
+        "config.max_num_batched_tokens",
+        "resolved.max_num_batched_tokens",
+        *_TESTED_FIELDS,
+    ),
     "page_size": ("config.page_size", "resolved.page_size", "resolved.num_pages"),
     "num_pages": ("config.num_pages", "resolved.num_pages"),
     "policy": ("config.policy", "resolved.policy"),

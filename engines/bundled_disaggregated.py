@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engines.bundled_adapter import harness_errors
+from engines.bundled_caches import TunesNothing
 from engines.bundled_child import ChildEngine
 from engines.bundled_lifetime import BundledLifetime, start_lifetime
 from harness.engine import Field, Progress, Scalar, Work
@@ -23,7 +24,7 @@ from harness.traces import Traces
 _ALONE = ("model.digest", "arithmetic.name", "arithmetic.definition", "kernels.digest")  # must be the same in both
 
 
-class Disaggregated:
+class Disaggregated(TunesNothing):
     """Implements `harness.engine.Engine`: a decoding engine here, a prefilling one beside it."""
 
     def __init__(self, decode: BundledLifetime, prefill: ChildEngine, folder: tempfile.TemporaryDirectory[str]) -> None:

@@ -31,6 +31,7 @@ from engines.bundled.models.finite import check_weights
 from engines.bundled.models.source import Origin
 from engines.bundled.tokenizer import Tokenizer
 from engines.bundled_adapter import harness_errors
+from engines.bundled_caches import TunesNothing
 from engines.bundled_timed import BundledSession
 from engines.bundled_work import run_work
 from harness.engine import Field, FieldClass, Footprint, Progress, Scalar, TimedSession, Work
@@ -45,7 +46,7 @@ _THREADS_SEEN = "threads_seen"  # what an arithmetic saw at work: observed, not 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BundledLifetime:
+class BundledLifetime(TunesNothing):
     """A started engine; implements `harness.engine.Engine`."""
 
     engine: Engine

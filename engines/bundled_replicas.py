@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from engines.bundled_caches import TunesNothing
 from engines.bundled_child import ChildEngine
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineError, Unsupported
@@ -30,7 +31,7 @@ OWN_FIELDS = ("model.", "tokenizer.", "chat_template.", "arithmetic.", "kernels.
 LARGEST = ("max_running",)  # counters of which the larger one holds; the others add up
 
 
-class ReplicaFront:
+class ReplicaFront(TunesNothing):
     """Implements `harness.engine.Engine` over two engine processes."""
 
     def __init__(self, serves: str, replicas: Sequence[ChildEngine], folder: tempfile.TemporaryDirectory[str]) -> None:

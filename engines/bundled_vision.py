@@ -28,6 +28,7 @@ from engines.bundled.vision.encoder import Encoder
 from engines.bundled.vision.picture import Patches, cut, read_png
 from engines.bundled.vision.tiny_vit import tiny_vit
 from engines.bundled_adapter import harness_errors
+from engines.bundled_caches import TunesNothing
 from harness.engine import Field, FieldClass, Progress, Scalar, Work
 from harness.errors import ModelError as HarnessModelError
 from harness.request import Image, Request
@@ -66,7 +67,7 @@ class Album:
         return self.done == len(self.images)
 
 
-class VisionLifetime:
+class VisionLifetime(TunesNothing):
     """A started encoder; implements `harness.engine.Engine`."""
 
     def __init__(self, model: VisionModel, kernels: Kernels, settings: Mapping[str, Scalar]) -> None:

@@ -20,6 +20,7 @@ from harness.request import Request
 from harness.schedule import Arrival
 
 MOST_IDLE_STEPS = 10_000  # steps in a row that schedule nothing although requests wait
+SEEDS = 2**63  # vLLM keeps seeds as signed 64-bit integers; one beyond them ends its newer model runner
 MOST_BIAS = 100.0  # vLLM clamps beyond it without a word
 
 
@@ -177,10 +178,11 @@ def parameters_of(request: Request, arrival: Arrival, work: Work, able: Able) ->
     from vllm.sampling_params import RequestOutputKind
 
     sampling = request.sampling
+    seed = None if sampling.seed is None else sampling.seed % SEEDS
     return SamplingParams(
         n=1, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty, frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty, seed=sampling.seed, max_tokens=sampling.max_tokens,
+        presence_penalty=sampling.presence_penalty, seed=seed, max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens, ignore_eos=sampling.ignore_eos, stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids), include_stop_str_in_output=True,
         logit_bias=dict(sampling.logit_bias) or None, logprobs=sampling.logprobs, prompt_logprobs=None,

@@ -222,6 +222,14 @@ class ResetsCache(Protocol):
         """Empties the prefix cache. Raises EngineError when anything is left in it."""
 
 
+@runtime_checkable
+class NamesItsCaches(Protocol):
+    """An engine that says which autotune and compile caches can decide what it computes; without it, all of them."""
+
+    def deciding_caches(self) -> frozenset[str]:
+        """Names of `cache.*` fields. The others are recorded as lineage: shown, and no identity of this engine."""
+
+
 class Adapter(Protocol):
     """What the harness may ask of an engine without starting it. Implementations import nothing heavy."""
 

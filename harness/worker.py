@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast
@@ -26,7 +26,7 @@ from harness.canonical import digest
 from harness.capture import CACHE_AS_LEFT, CACHE_EMPTIED, CACHE_STATE, NOTHING_SERVED, RESIDENT, Capture
 from harness.corpus_json import MAX_TOKEN_ID, read_request
 from harness.digest import judged_digest
-from harness.engine import Adapter, Engine, Field, KeepsCache, ResetsCache, Scalar, Work
+from harness.engine import Adapter, Engine, Field, KeepsCache, NamesItsCaches, ResetsCache, Scalar, Work
 from harness.errors import EngineDied, EngineError, SamebitsError, Unsupported
 from harness.host import host_fields
 from harness.privacy import public_field
@@ -125,7 +125,8 @@ def _field_json(field: Field) -> dict[str, object]:
 
 def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field, ...]:
     """The subject's fingerprint: engine, configuration, this process's host, and the work it was given."""
-    fields = [*lifetime.engine.fingerprint(), *host_fields(os.environ, now=datetime.now(UTC))]
+    host = host_fields(os.environ, now=datetime.now(UTC))
+    fields = [*lifetime.engine.fingerprint(), *_with_caches(host, lifetime.engine)]
     for key, value in lifetime.requested.items():
         fields.append(Field(name=f"config.{key}", value=value, field_class="identity", source="requested"))
     for key, value in lifetime.engine.resolved().items():
@@ -146,6 +147,19 @@ def _subject(lifetime: Lifetime, work: Mapping[str, str] | None) -> tuple[Field,
     fields.append(Field(name=RESIDENT, value=memory, field_class="context", source=where))
     fields.append(Field(name=CACHE_STATE, value=cache, field_class="lineage", source="worker"))
     return tuple(sorted((public_field(field) for field in fields), key=lambda field: field.name))
+
+
+def _with_caches(host: tuple[Field, ...], engine: Engine) -> tuple[Field, ...]:
+    """The host's fields; a cache that cannot decide what the engine computes is lineage."""
+    if not isinstance(engine, NamesItsCaches):
+        return host
+    deciding = engine.deciding_caches()
+    return tuple(
+        replace(field, field_class="lineage", source=f"{field.source}; decides nothing in this engine")
+        if field.name.startswith("cache.") and field.name not in deciding
+        else field
+        for field in host
+    )
 
 
 def _resident_kib() -> int | None:
