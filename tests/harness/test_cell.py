@@ -1,10 +1,15 @@
 """Cells: every mistake is reported at once, with its path and a suggestion."""
 
+from pathlib import Path
+
 import pytest
 
+import cells
 from harness.cell import parse_cell
 from harness.errors import CellError
 from harness.matrix import load_matrix
+
+SHIPPED = sorted(path.parent.name for path in Path(cells.__file__).parent.glob("*/matrix.toml"))
 
 GOOD = {
     "name": "max-num-seqs",
@@ -193,7 +198,7 @@ def test_an_include_is_not_looked_up_where_the_command_runs(tmp_path, monkeypatc
 
 
 def test_release_is_the_union_of_its_parts():
-    parts = ["quick", "ragged", "scheduler", "sampling", "build"]
+    parts = ["quick", "ragged", "scheduler", "sampling", "build", "parallelism"]
     release = load_matrix("release")
     assert list(release.cells) == [cell for name in parts for cell in load_matrix(name).cells]
     assert set(release.allow_unsupported) == {one for name in parts for one in load_matrix(name).allow_unsupported}
@@ -217,7 +222,7 @@ def test_several_cells_in_one_file(tmp_path):
     assert [cell.name for cell in load_matrix(str(tmp_path / "many.toml")).cells] == ["one", "two"]
 
 
-@pytest.mark.parametrize("name", ["quick", "ragged", "build", "scheduler", "sampling", "release"])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_cell_validates_and_can_fail(name):
     for cell in load_matrix(name).cells:
         assert cell.control.kind != "none" or cell.expect, f"{cell.name} has no control"
