@@ -7,7 +7,9 @@ from __future__ import annotations
 
 NOT_OFFERED: dict[str, str] = {
     "attention_backend": "this engine has one attention kernel per arithmetic",
+    "chunked_prefill": "prompts are always prefilled in chunks: vary max_num_batched_tokens",
     "data_parallel_size": "replicas are two engines behind one front here: vary replica",
+    "draft_length": "a setting of both arms here: vary draft or draft_policy",
     "dtype": "an arithmetic fixes the type of weights and activations: vary the mode",
     "enable_expert_parallel": "ranks always hold whole experts: vary expert_parallel_size",
     "enforce_eager": "the CPU has no graphs, and on a GPU graphs and launches are held against each other at start",
@@ -15,4 +17,5 @@ NOT_OFFERED: dict[str, str] = {
     "kv_cache_dtype": "keys and values are kept in the type of the arithmetic",
     "padding": "sequences of different lengths share a step without padding",
     "pipeline_parallel_size": "the layers of a model are not spread over stages here",
+    "prefill_replay": "a forced prompt is computed as any prompt: vary scoring",
 }

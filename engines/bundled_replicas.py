@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engines.bundled_caches import TunesNothing
 from engines.bundled_child import ChildEngine
+from harness.capture import RESIDENT
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineError, Unsupported
 from harness.schedule import Schedule
@@ -58,7 +59,7 @@ class ReplicaFront(TunesNothing):
             if first[name] == second[name]
             else dataclasses.replace(first[name], value=_both(first[name].value, second[name].value))
             for name in sorted(set(first) & set(second))
-            if name.startswith(OWN_FIELDS)
+            if name.startswith(OWN_FIELDS) and name != RESIDENT  # which the front's own process says of itself
         )
 
     def generate(self, work: Work, progress: Progress) -> Traces:

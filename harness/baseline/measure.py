@@ -104,6 +104,7 @@ def _capture(
                         "schedule": dataclasses.asdict(schedule),
                         "replay": "golden",
                         "cache": None,
+                        "reset": False,
                         "logits_digests": False,
                         "golden": {name: list(tokens) for name, tokens in golden.items()},
                         "prelude": [],

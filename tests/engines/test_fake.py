@@ -302,7 +302,7 @@ def test_a_crash_ends_the_process():
 
 def test_every_fault_has_a_test_here():
     tested = {*FOUND_BY_COMPARISON, "none", "drop", "truncate", "lie-batch", "lie-steps", "copy", "noise", "raise",
-              "slow", "hang", "crash"}  # fmt: skip
+              "slow", "hang", "crash", "die"}  # fmt: skip
     assert set(FAULTS) == tested
 
 

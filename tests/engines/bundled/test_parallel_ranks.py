@@ -98,7 +98,10 @@ def test_each_rank_holds_its_part(three):
     assert [count["kv_bytes"] for count in counts] == [whole["kv_bytes"] // 2, whole["kv_bytes"] // 2, 0]
     assert all(count["weight_bytes"] < 0.7 * whole["weight_bytes"] for count in counts)
     assert len({count["steps"] for count in counts}) == 1
-    assert [count["threads_seen"] for count in counts] == [1, 1, 1]
+    mine = open_arithmetic(DENSE, CONFIG).describe()[
+        "threads_seen"
+    ]  # the first rank shares this process, and its threads, with other tests
+    assert [count["threads_seen"] for count in counts] == [mine, 1, 1]
 
 
 def test_a_group_says_what_it_is(three):
