@@ -281,16 +281,21 @@ def main() -> None:
         raise SystemExit(f"--cases: expected some of {', '.join(CASES)}, got {unknown[0]!r}")
     facts = {**measured.machine(), **measured.versions()}
     arms = open_arms(chosen)
+    results: list[Result] = []  # filled as each case ends, so that an interrupted run still shows what it has
     try:
         if all(arm.missing for arm in arms):
             raise SystemExit("no arm could be started")
         ours = next((arm for arm in arms if arm.name == "portable" and not arm.missing), None)
         memory = measured.Memory(int(str(ours.facts["stored_bytes"])), chosen.threads) if ours else None
         vocabulary = open_source(chosen.model).config().vocab_size
-        results = [
+        results.extend(
             run_case(CASES[name], arms, chosen.rounds, vocabulary, memory if name == "decode-1" else None)
             for name in chosen.cases.split(",")
-        ]
+        )
+    except KeyboardInterrupt:
+        if not results:
+            raise
+        print("interrupted; what was measured until then:")
     finally:
         for arm in arms:
             arm.close()
