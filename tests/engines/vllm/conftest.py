@@ -1,10 +1,9 @@
 """What the tests of vLLM share: they fail where it must be installed, and say UNSUPPORTED where it need not be."""
 
 import importlib.util
-import os
 
 import pytest
-from vllm_presence import must_run
+from presence import missing
 
 from engines.vllm_local import NOT_INSTALLED
 
@@ -18,6 +17,4 @@ def vllm():
     """Present, or the test fails (CI) or is UNSUPPORTED with the reason (a developer's machine)."""
     if importlib.util.find_spec("vllm") is not None:
         return
-    if must_run(os.environ):
-        pytest.fail(f"these tests must run here, and cannot: {NOT_INSTALLED}")
-    pytest.skip(f"UNSUPPORTED: {NOT_INSTALLED}")
+    missing("vllm", NOT_INSTALLED)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_presence import must_run
+from presence import must_run
 
 from engines import vllm_config
 from engines.vllm_local import VllmAdapter
@@ -152,7 +152,7 @@ def test_without_vllm_a_start_is_unsupported_and_says_how_to_get_it():
     ({"SAMEBITS_REQUIRE": "other"}, False),
 ])  # fmt: skip
 def test_where_a_missing_vllm_is_a_failure(environ, found):
-    assert must_run(environ) is found
+    assert must_run(environ, "vllm") is found
 
 
 @pytest.mark.parametrize("name", ["vllm-cpu", "vllm-gpu"])

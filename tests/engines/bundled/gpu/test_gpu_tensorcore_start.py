@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matrix_unit import VARIABLE, import_interpreted
+from presence import missing
 
 try:
     import_interpreted()
 except ImportError:
-    pytest.skip("Triton is not installed; the extra `test` brings it on Linux", allow_module_level=True)
+    missing("triton", "Triton is not installed; the extra `test` brings it on Linux", module=True)
 
 import torch
 
