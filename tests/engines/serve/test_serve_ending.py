@@ -183,6 +183,7 @@ def test_what_does_not_finish_in_time_is_told():
         whole = {}
         waiting = threading.Thread(target=lambda: whole.update(answer=ask(port, "/v1/completions", {**LONG, "n": 8})))
         waiting.start()
+        wait_for("eight running", lambda: metrics(port)["samebits_requests_running"] == 8)
         with streaming(port, "/v1/completions", {**LONG, "n": 9}) as stream:  # 17 sequences, 16 seats: one waits
             next(stream)
             child.send_signal(signal.SIGTERM)
