@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from harness.corpus_json import request_json
+from harness.corpus.json_lines import request_json
 from harness.engine import Field, Scalar, Work
 from harness.errors import EngineError, Unsupported
 from harness.lifetime import Event, LifetimeError, LifetimeProcess

@@ -21,10 +21,10 @@ from engines.offline_checks import check_context, golden_paths, refuse_features
 from engines.offline_traces import Answer, Position, Ran, write_traces
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineDied, EngineError, Unsupported
-from harness.file_digests import FileDigests
-from harness.model_files import model_fields
+from harness.fingerprint.file_digests import FileDigests
+from harness.fingerprint.model_files import model_fields
+from harness.fingerprint.software import package_fields
 from harness.request import Request
-from harness.software import package_fields
 from harness.traces import NO_TOKEN, Traces
 
 PYTHON = (3, 12)

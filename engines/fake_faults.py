@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.fake_run import Sequence
-from harness import faults
 from harness.errors import EngineDied
-from harness.faults import Place
+from harness.faults import captures as faults
+from harness.faults.captures import Place
 from harness.traces import Traces
 
 CRASH_STATUS = 70

@@ -22,8 +22,8 @@ from engines.sglang_pipe import Pipe
 from harness import limits
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineDied, EngineError, Unsupported
-from harness.model_files import model_fields
-from harness.software import package_fields
+from harness.fingerprint.model_files import model_fields
+from harness.fingerprint.software import package_fields
 from harness.traces import Traces
 
 if TYPE_CHECKING:

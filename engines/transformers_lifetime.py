@@ -23,8 +23,8 @@ from engines.transformers_sampler import OFFERED, Sampler
 from engines.transformers_static import StaticBatches
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineDied, EngineError
-from harness.model_files import model_fields
-from harness.software import package_fields
+from harness.fingerprint.model_files import model_fields
+from harness.fingerprint.software import package_fields
 from harness.traces import Traces
 
 PACKAGES = ("transformers", "triton", "kernels", "batch_invariant_ops")

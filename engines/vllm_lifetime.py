@@ -24,10 +24,10 @@ from engines.vllm_traces import Picks, write_traces
 from engines.vllm_work import Able, Served, run_work
 from harness.engine import Field, Footprint, Progress, Scalar, TimedSession, Work
 from harness.errors import EngineDied, EngineError, Unsupported
-from harness.file_digests import FileDigests
-from harness.kernel_caches import cache_fields
+from harness.fingerprint.file_digests import FileDigests
+from harness.fingerprint.kernel_caches import cache_fields
+from harness.fingerprint.software import package_fields
 from harness.request import Request
-from harness.software import package_fields
 from harness.traces import Traces
 
 PACKAGES = ("transformers", "triton")

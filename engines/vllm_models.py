@@ -15,7 +15,7 @@ from typing import Literal
 from engines import hf_folders
 from harness.engine import Field, ModelFacts, ModelInfo, Tokenizer
 from harness.errors import ModelError
-from harness.model_files import model_fields
+from harness.fingerprint.model_files import model_fields
 from harness.suggest import did_you_mean
 
 SMOLLM2 = "smollm2"

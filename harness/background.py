@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.corpus_json import MAX_TOKEN_ID, read_request, request_json
+from harness.corpus.json_lines import MAX_TOKEN_ID, read_request, request_json
 from harness.draws import Draws
 from harness.errors import CorpusError
 from harness.request import Request

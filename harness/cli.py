@@ -140,7 +140,7 @@ def cells_check(matrices: tuple[str, ...]) -> int:
 @click.argument("variant", type=click.Path(path_type=Path), metavar="DIR")
 def compare_command(reference: Path, variant: Path) -> int:
     """Compare the captures of two runs, case by case. Exit 1 if anything differs."""
-    from harness.compare_runs import compare_runs
+    from harness.compare.runs import compare_runs
 
     text, same = compare_runs(reference, variant)
     click.echo(text)
@@ -232,17 +232,17 @@ def _attach() -> None:
     from harness.approval.cli import approve_command, cosign_command
     from harness.baseline.cli import baseline_commands
     from harness.baseline.perplexity_cli import perplexity_commands
-    from harness.canary_cli import canary_command
-    from harness.census_cli import census_command
-    from harness.corpus_cli import corpus_commands
+    from harness.canary.cli import canary_command
+    from harness.census.cli import census_command
+    from harness.corpus.cli import corpus_commands
     from harness.cost.cli import cost_command
     from harness.doctor.cli import doctor_command
     from harness.evaluation.cli import eval_command
-    from harness.fingerprint_cli import build_command
+    from harness.fingerprint.cli import build_command
     from harness.ops_cli import ops_command
     from harness.release.cli import release_commands
     from harness.serve_cli import serve_command
-    from harness.soak_cli import soak_command
+    from harness.soak.cli import soak_command
 
     commands.add_command(corpus_commands)
     commands.add_command(cost_command)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from harness.axis import Layer
 from harness.compare import Comparison
-from harness.divergence import Flip
-from harness.fields import FieldName
+from harness.compare.divergence import Flip
+from harness.compare.fields import FieldName
 
 DISTRIBUTION_FIELDS: tuple[FieldName, ...] = ("logprob", "topk_ids", "topk_logprobs", "tensors")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.canonical import digest
 from harness.case import Case, Lifetime
 from harness.corpus import take
-from harness.corpus_json import request_json
+from harness.corpus.json_lines import request_json
 from harness.engine import Adapter, Field
 from harness.errors import StoreError
 from harness.lifetime import Event, Failure, LifetimeError, LifetimeProcess

@@ -29,7 +29,7 @@ from harness.compare import Comparison, compare, strongest_rule
 from harness.diagnose import diagnose
 from harness.engine import Replay, Rule
 from harness.expected import Expected, missing_from
-from harness.faults import plant_least
+from harness.faults.captures import plant_least
 from harness.fingerprint import fingerprint_of, undeclared
 from harness.judged import ComparisonError, find_judged
 from harness.lifetime import Failure

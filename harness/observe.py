@@ -14,9 +14,9 @@ from typing import cast
 from harness import registry
 from harness.engine import Field, Scalar
 from harness.errors import EngineError, Unsupported
+from harness.fingerprint.variables import NOT_SET
 from harness.lifetime import DEADLINE_S, LifetimeError, LifetimeProcess
 from harness.settings import resolve
-from harness.variables import NOT_SET
 
 PREFIX = "env."
 

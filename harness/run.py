@@ -24,8 +24,8 @@ from harness.errors import OutputError, StoreError, UsageError
 from harness.execute import Executor, case_requests
 from harness.expected import Expected, expected_of
 from harness.fingerprint import fingerprint_of
+from harness.fingerprint.host import host_fields
 from harness.gate import decide
-from harness.host import host_fields
 from harness.judge import Captures, judge
 from harness.lifetime import Failure
 from harness.plan import Plan, slug

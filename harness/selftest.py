@@ -1,4 +1,4 @@
-"""The selftest: plants every fault of `harness.fault_list` in a trial that is PASS and sees each one found.
+"""The selftest: plants every fault of `harness.faults.listing` in a trial that is PASS and sees each one found.
 
 It does not know engines or the command line. Rules: the untouched trial must be PASS first, or nothing that follows
 means anything; a fault is killed when the part that must find it does, where it must, and the judge comes to the
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from harness.claims import check_claims
 from harness.compare import compare
-from harness.fault_list import list_faults
-from harness.fault_plants import Fault
+from harness.faults.listing import list_faults
+from harness.faults.plants import Fault
 from harness.judge import judge
 from harness.judged import ComparisonError
 from harness.specimen import Trial, make_trial

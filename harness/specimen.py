@@ -18,7 +18,7 @@ from harness.cell import parse_cell
 from harness.digest import judged_digest
 from harness.engine import Field
 from harness.expected import Expected
-from harness.faults import recount
+from harness.faults.captures import recount
 from harness.plan import Pair
 from harness.traces import Float32, Int32, PositionTable, RequestTable, StepTable, Traces
 

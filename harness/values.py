@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.fields import FieldName
+from harness.compare.fields import FieldName
 from harness.judged import Judged
 from harness.traces import NO_TOKEN, Float32, Traces
 

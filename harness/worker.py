@@ -24,12 +24,12 @@ from typing import TextIO, cast
 
 from harness.canonical import digest
 from harness.capture import CACHE_AS_LEFT, CACHE_EMPTIED, CACHE_STATE, NOTHING_SERVED, RESIDENT, Capture
-from harness.corpus_json import MAX_TOKEN_ID, read_request
+from harness.corpus.json_lines import MAX_TOKEN_ID, read_request
 from harness.digest import judged_digest
 from harness.engine import Adapter, Engine, Field, KeepsCache, NamesItsCaches, ResetsCache, Scalar, Work
 from harness.errors import EngineDied, EngineError, SamebitsError, Unsupported
-from harness.host import host_fields
-from harness.privacy import public_field
+from harness.fingerprint.host import host_fields
+from harness.fingerprint.privacy import public_field
 from harness.registry import adapter
 from harness.request import Request
 from harness.schedule import Arrival, Schedule

@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from harness.kernel_caches import CACHES
+from harness.fingerprint.kernel_caches import CACHES
 
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from engines.bundled_lifetime import BundledLifetime
 from harness.engine import Field, FieldClass, Scalar
 from harness.fingerprint import Fingerprint, fingerprint_of
-from harness.host import host_fields
+from harness.fingerprint.host import host_fields
 
 
 def read_fingerprint(

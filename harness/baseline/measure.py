@@ -19,7 +19,8 @@ from harness.baseline.accept import stored_fingerprint
 from harness.baseline.perplexity import Measurement, Sample, sample_nll
 from harness.capture import Capture
 from harness.corpus import load_corpus
-from harness.corpus_json import request_json
+from harness.corpus.json_lines import request_json
+from harness.corpus.retokenise import check_fits, retokenise
 from harness.engine import Scalar
 from harness.errors import EngineError, Unsupported, UsageError
 from harness.fingerprint import Fingerprint
@@ -27,7 +28,6 @@ from harness.finished import model_key
 from harness.lifetime import LifetimeError, LifetimeProcess
 from harness.plan import Subject
 from harness.request import Request, Sampling
-from harness.retokenise import check_fits, retokenise
 from harness.schedules import build_schedule
 from harness.settings import resolve
 from harness.store import Store

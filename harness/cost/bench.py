@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from harness.canonical import digest
-from harness.corpus_json import request_json
+from harness.corpus.json_lines import request_json
 from harness.cost.arm import Arm
 from harness.cost.audit import Answer, Reference, reference_key
 from harness.cost.load import Load, load_json

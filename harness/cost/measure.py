@@ -28,7 +28,7 @@ from harness.cost.session import Design, run_session
 from harness.engine import Adapter
 from harness.errors import OutputError, UsageError
 from harness.fingerprint import fingerprint_of
-from harness.host import host_fields
+from harness.fingerprint.host import host_fields
 from harness.record import write_json
 from harness.settings import mode_settings, parse_assignments
 

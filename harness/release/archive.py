@@ -21,17 +21,17 @@ from typing import Any, cast
 from harness import __version__
 from harness.baseline.accept import publishable
 from harness.corpus import load_corpus
-from harness.corpus_manifest import MANIFEST as CORPUS_MANIFEST
-from harness.corpus_manifest import read_manifest
+from harness.corpus.manifest import MANIFEST as CORPUS_MANIFEST
+from harness.corpus.manifest import read_manifest
+from harness.corpus.retokenise import retokenise
 from harness.cost.record import RECORD as COST
 from harness.engine import Tokenizer
 from harness.errors import StoreError, UsageError
 from harness.fingerprint import Fingerprint, fingerprint_of
+from harness.fingerprint.privacy import Private, public_field
 from harness.finished import FinishedRun
-from harness.privacy import Private, public_field
 from harness.release.gate_record import read_gate
 from harness.release.tar import write_tar
-from harness.retokenise import retokenise
 
 SCHEMA = 1
 MANIFEST = "manifest.json"

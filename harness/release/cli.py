@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from harness.engine import Tokenizer
+    from harness.fingerprint.privacy import Private
     from harness.finished import FinishedRun
-    from harness.privacy import Private
     from harness.release.decision import Decision, Row
 
 F = TypeVar("F", bound="Callable[..., object]")
@@ -210,7 +210,7 @@ def _private() -> Private:
     import socket
     import tempfile
 
-    from harness.privacy import private_words
+    from harness.fingerprint.privacy import private_words
 
     try:
         user = getpass.getuser()

@@ -16,7 +16,7 @@ from harness.axis import AXES
 from harness.engine import Work
 from harness.errors import EngineError, ModelError, Unsupported
 from harness.fingerprint import fingerprint_of
-from harness.host import host_fields
+from harness.fingerprint.host import host_fields
 from harness.request import Grammar, Image, Request, Sampling
 from harness.schedule import Arrival, Schedule
 from harness.traces import NO_TOKEN

@@ -9,11 +9,11 @@ from engines.bundled_adapter import BundledAdapter
 from harness.case import Case
 from harness.claims import check_claims
 from harness.corpus import load_corpus
+from harness.corpus.retokenise import retokenise
 from harness.engine import KeepsCache, Work
 from harness.errors import EngineError, Unsupported
 from harness.expected import expected_of, missing_from
 from harness.request import Grammar, Request, Sampling
-from harness.retokenise import retokenise
 from harness.schedule import Arrival, Schedule
 from harness.schedules import build_schedule, value_mistake
 

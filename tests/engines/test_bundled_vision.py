@@ -12,10 +12,10 @@ from engines.bundled_adapter import BundledAdapter
 from harness.claims import check_claims
 from harness.compare import compare
 from harness.corpus import SHIPPED, load_corpus
+from harness.corpus.freeze import Order, freeze
 from harness.engine import Work
 from harness.errors import EngineError, ModelError, Unsupported
 from harness.expected import expected_of, missing_from
-from harness.freeze import Order, freeze
 from harness.request import Grammar
 from harness.schedules import build_schedule
 from harness.witness import witnessed

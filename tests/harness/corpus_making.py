@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.corpus_json import request_from_json
-from harness.corpus_manifest import TokenizerName, content_digest
+from harness.corpus.json_lines import request_from_json
+from harness.corpus.manifest import TokenizerName, content_digest
 
 VOCAB_SIZE = 512
 TOKENIZER = {"name": "hand", "digest": "ab" * 32, "vocab_size": VOCAB_SIZE}

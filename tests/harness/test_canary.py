@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from made_traces import make_traces, with_positions
 
 from harness.canary import Canary, Share, count_repeats
-from harness.canary_cli import MEASURED
+from harness.canary.cli import MEASURED
 from harness.cli import commands
 
 

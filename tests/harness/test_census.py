@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from made_traces import make_steps, make_traces, with_positions
 
 from harness.census import CLEAN, FOUND, NO_COMPANY, count_census
-from harness.census_rounds import Design, build_rounds
-from harness.census_tree import build_tree
+from harness.census.rounds import Design, build_rounds
+from harness.census.tree import build_tree
 from harness.cli import commands
 from harness.corpus import load_corpus
 from harness.draws import Draws

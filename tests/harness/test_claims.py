@@ -9,7 +9,7 @@ import pytest
 from made_traces import make_steps, make_traces, with_positions, with_requests
 
 from harness.claims import check_claims
-from harness.faults import claim, recount
+from harness.faults.captures import claim, recount
 from harness.traces import NO_TOKEN
 
 ROWS = [(0, 0, 0, 5), (0, 1, 0, 4), (1, 0, 5, 1), (1, 1, 4, 1), (2, 0, 6, 1), (2, 1, 5, 1)]

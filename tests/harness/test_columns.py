@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import columns
-from harness.columns import Run, bits, differing_rows, join_runs
+from harness.compare import columns
+from harness.compare.columns import Run, bits, differing_rows, join_runs
 
 
 @given(st.data(), st.sampled_from([1, 3, 7]), st.sampled_from([np.int32, np.float32, np.uint64]))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.corpus import check_fits, load_corpus, shipped_names, take, with_requests
-from harness.corpus_json import request_from_json, request_json
+from harness.corpus.json_lines import request_from_json, request_json
 from harness.errors import CorpusError
 
 

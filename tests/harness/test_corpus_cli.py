@@ -13,8 +13,8 @@ from corpus_making import request_value, write_corpus
 import harness.registry
 from engines.bundled.tokenizer import ByteTokenizer
 from harness.corpus import load_corpus
-from harness.corpus_cli import corpus_commands
-from harness.corpus_show import length_bins
+from harness.corpus.cli import corpus_commands
+from harness.corpus.show import length_bins
 from harness.errors import CorpusError, UsageError
 
 
@@ -162,8 +162,8 @@ def test_show_of_a_view():
 
 
 def test_importing_the_commands_is_light():
-    code = "import sys, harness.corpus_cli; print(*sorted(sys.modules))"
+    code = "import sys, harness.corpus.cli; print(*sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    heavy = {"torch", "vllm", "pandas", "pyarrow", "jinja2", "numpy", "rich", "tokenizers", "harness.freeze"}
-    assert "harness.corpus_cli" in modules
+    heavy = {"torch", "vllm", "pandas", "pyarrow", "jinja2", "numpy", "rich", "tokenizers", "harness.corpus.freeze"}
+    assert "harness.corpus.cli" in modules
     assert not heavy & set(modules)

@@ -10,7 +10,7 @@ from corpus_making import SAMPLING, VOCAB_SIZE, request_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.corpus_json import read_request, request_from_json, request_json, request_line
+from harness.corpus.json_lines import read_request, request_from_json, request_json, request_line
 from harness.errors import CorpusError
 from harness.request import Grammar, Image, Message, Request, Sampling
 from harness.strict_json import Place, parse_json, raise_mistakes

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from harness.corpus import SHIPPED, Corpus, load_corpus, shipped_names
-from harness.freeze import Order, freeze
+from harness.corpus.freeze import Order, freeze
 from harness.registry import adapter
 
 NAMES = ("pressure", "quick", "ragged", "random", "smoke")  # mixed traffic

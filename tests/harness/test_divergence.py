@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from made_traces import copy_traces, make_traces, with_positions
 
 from harness.compare import compare
-from harness.divergence import NEAR_TIE_GAP, count_flips, estimate_kl, tie_class
-from harness.pairs import Pairs, Places, candidate_pairs, ulp_distance
+from harness.compare.divergence import NEAR_TIE_GAP, count_flips, estimate_kl, tie_class
+from harness.compare.pairs import Pairs, Places, candidate_pairs, ulp_distance
 from harness.traces import NO_TOKEN
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from made_traces import make_traces, with_positions
 
-from harness import faults
 from harness.claims import check_claims
-from harness.faults import Place
-from harness.pairs import ulp_distance
+from harness.compare.pairs import ulp_distance
+from harness.faults import captures as faults
+from harness.faults.captures import Place
 from harness.specimen import alone_traces, together_traces
 from harness.traces import NO_TOKEN, PositionTable, RequestTable
 

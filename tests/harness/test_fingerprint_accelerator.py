@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from harness import accelerator
-from harness.accelerator import LIBRARIES, QUERIES, accelerator_fields
-from harness.reading import NOT_APPLICABLE
+from harness.fingerprint import accelerator
+from harness.fingerprint.accelerator import LIBRARIES, QUERIES, accelerator_fields
+from harness.fingerprint.reading import NOT_APPLICABLE
 
 ANSWER = "143771, 9.0, Disabled, Enabled, 700.00, 1980, 1980\n143771, 9.0, Disabled, Enabled, 700.00, 345, 1980\n"
 VERSION = "NVIDIA-SMI version  : 570.1\nDRIVER version      : 570.1\nCUDA Version        : 12.8\n"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from harness.engine import Field
 from harness.errors import OutputError, StoreError, UsageError
 from harness.fingerprint import Fingerprint, fingerprint_of
-from harness.fingerprint_cli import build_command, load_fingerprint, save_fingerprint
+from harness.fingerprint.cli import build_command, load_fingerprint, save_fingerprint
 
 
 def run(*arguments, subject=None):

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from harness.file_digests import FileDigests
-from harness.kernel_caches import CACHES, EMPTY, cache_fields
-from harness.model_files import model_fields
-from harness.reading import NOT_APPLICABLE
+from harness.fingerprint.file_digests import FileDigests
+from harness.fingerprint.kernel_caches import CACHES, EMPTY, cache_fields
+from harness.fingerprint.model_files import model_fields
+from harness.fingerprint.reading import NOT_APPLICABLE
 
 
 @pytest.fixture

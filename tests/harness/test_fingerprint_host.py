@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import software
-from harness.fingerprint import fingerprint_of
-from harness.host import host_fields
-from harness.processor import isa_level, ranges
-from harness.reading import Unknown, read_field
-from harness.variables import VARIABLES, variable_fields
+from harness.fingerprint import fingerprint_of, software
+from harness.fingerprint.host import host_fields
+from harness.fingerprint.processor import isa_level, ranges
+from harness.fingerprint.reading import Unknown, read_field
+from harness.fingerprint.variables import VARIABLES, variable_fields
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 V2 = "sse sse2 pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
@@ -336,7 +335,7 @@ def test_this_host_twice_is_the_same_and_names_no_user_or_path():
 def test_describing_a_host_imports_nothing_it_describes():
     heavy = ("torch", "numpy", "pyarrow", "tokenizers", "gguf", "jinja2")
     code = (
-        "import os, sys; from harness.host import host_fields; host_fields(os.environ);"
+        "import os, sys; from harness.fingerprint.host import host_fields; host_fields(os.environ);"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from engines.bundled.tokenizer import ByteTokenizer
 from harness.corpus import load_corpus
+from harness.corpus.freeze import DEFAULTS, Frozen, Order, freeze
 from harness.errors import CorpusError, ModelError, OutputError
-from harness.freeze import DEFAULTS, Frozen, Order, freeze
 
 TOKENIZER = ByteTokenizer(512)
 

@@ -9,8 +9,8 @@ import pytest
 
 from engines.bundled.tokenizer import ByteTokenizer
 from harness.corpus import load_corpus
+from harness.corpus.freeze import Frozen, Order, freeze
 from harness.errors import CorpusError
-from harness.freeze import Frozen, Order, freeze
 
 USER = [{"role": "user", "content": "hi"}]
 

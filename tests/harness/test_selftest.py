@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from harness import claims, fields, judge, scan, selftest, witness
-from harness.fault_list import list_faults
+from harness import claims, judge, selftest, witness
+from harness.compare import fields, scan
+from harness.faults.listing import list_faults
 from harness.selftest import run_selftest
 from harness.specimen import alone_traces, make_trial, together_traces
 from harness.witness import Witness

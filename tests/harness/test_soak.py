@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import commands
-from harness.soak import Soak, SoakRound, quantile
+from harness.soak.measure import Soak, SoakRound, quantile
 
 
 def rounds(digests, backgrounds="abab", kib=None):

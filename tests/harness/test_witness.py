@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_traces import make_steps, make_traces, reorder, with_requests
 
 from harness.claims import check_claims
-from harness.faults import recount
+from harness.faults.captures import recount
 from harness.judged import ComparisonError
 from harness.traces import Traces
 from harness.witness import witnessed

@@ -9,8 +9,8 @@ from engines.bundled_replicas import ReplicaFront
 from engines.bundled_vision import VisionLifetime
 from engines.fake_lifetime import FakeLifetime
 from harness.engine import NamesItsCaches
-from harness.host import host_fields
-from harness.kernel_caches import CACHES
+from harness.fingerprint.host import host_fields
+from harness.fingerprint.kernel_caches import CACHES
 from harness.worker import _with_caches
 
 NAMES = {cache.field for cache in CACHES}

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 from engines.vllm_local import VllmAdapter
-from harness.corpus_json import request_json
+from harness.corpus.json_lines import request_json
 from harness.lifetime import LifetimeProcess
 from harness.schedules import build_schedule
 from harness.store import Store

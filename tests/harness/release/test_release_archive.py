@@ -11,14 +11,14 @@ from release_making import run_of, samebits, verdict
 
 from engines.fake import ByteTokenizer
 from harness.corpus import load_corpus
+from harness.corpus.retokenise import retokenise
 from harness.engine import Field
 from harness.errors import StoreError, UsageError
 from harness.fingerprint import field_records
-from harness.privacy import Private, private_words, public_field
+from harness.fingerprint.privacy import Private, private_words, public_field
 from harness.release.archive import Disclosure, make_archive
 from harness.release.tar import TarFaultError, read_tar, write_tar
 from harness.release.verify import verify_archive
-from harness.retokenise import retokenise
 
 SECRET = "hunter2-token-value"  # noqa: S105 - made up, to see that it does not leak
 USER = "alicesmith"

@@ -1,0 +1,1 @@
+"""Soaks: one server served for long, under background traffic that is written down."""
