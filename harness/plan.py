@@ -79,6 +79,7 @@ class Plan:
     stages: tuple[Stage, ...]
     corpora: Mapping[tuple[str, str], Corpus]  # (model, corpus name) to the corpus in that model's tokens
     backgrounds: Mapping[str, Background] = field(default_factory=dict)  # by name
+    chosen: frozenset[str] = frozenset()  # settings that a mode or `--set` named; the others are the engine's defaults
 
     @property
     def counts(self) -> dict[str, int]:
@@ -125,7 +126,7 @@ def make_plan(matrix: Matrix, subject: Subject, *, environ_cores: int | None = N
     return Plan(
         matrix=matrix, engine=subject.adapter.name, model=subject.model, settings=planner.base, pairs=pairs,
         cases=planner.cases, stages=order_stages(planner.cases), corpora=planner.corpora,
-        backgrounds=planner.backgrounds,
+        backgrounds=planner.backgrounds, chosen=frozenset(subject.overrides),
     )  # fmt: skip
 
 

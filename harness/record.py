@@ -1,7 +1,7 @@
 """The record of a run: `run.json`, from plan, captures and verdicts to plain data with a schema number.
 
 It does not know engines or how reports look. Rules: everything a report shows is in it; times are UTC; written whole
-or not at all.
+or not at all; it carries the digest of its own content, and one that was edited is an error wherever it is read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from harness.execute import Execution, describe
 from harness.judge import Captures
 from harness.matrix import schema_mistake
 from harness.plan import Pair, Plan
+from harness.seal import check_seal
 from harness.verdict import Verdict
 
 SCHEMA = 1
@@ -64,6 +65,7 @@ def run_record(
         "engine": plan.engine,
         "model": plan.model,
         "settings": dict(plan.settings),
+        "chosen": {name: value for name, value in plan.settings if name in plan.chosen},
         "started": _utc(outcome.started),
         "finished": _utc(outcome.finished),
         "seconds": {
@@ -195,4 +197,5 @@ def read_record(folder: Path) -> dict[str, object]:
     message = schema_mistake(record.get("schema") if isinstance(record, dict) else None, SCHEMA)
     if message:
         raise StoreError(f"{file}: $.schema: {message}")
+    check_seal(record, file, "restore it, or run again")
     return dict(record)

@@ -18,6 +18,10 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 44
 LATENCIES = (("ttft", "time to first token"), ("itl", "inter-token latency"), ("e2e", "end-to-end latency"))
 ROW = 30  # pixels of one line of the ratio chart
 LABELS = 150
+RATIOS = (
+    0.125, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.01, 1.02, 1.05, 1.1, 1.2, 1.4, 2.0, 4.0, 8.0,
+)  # fmt: skip
+FEW_TICKS = 3  # of a logarithmic scale
 CLOSED = "c"  # marks points of closed loops, which a line joins
 
 
@@ -188,11 +192,13 @@ def _ratio_row(
 
 
 def _ratio_ticks(reach: float) -> list[float]:
-    for steps in ((0.98, 0.99, 1.01, 1.02), (0.9, 0.95, 1.05, 1.1), (0.8, 0.9, 1.1, 1.25), (0.5, 0.75, 1.5, 2.0),
-                  (0.25, 0.5, 2.0, 4.0), (0.125, 0.25, 4.0, 8.0)):  # fmt: skip
-        if abs(math.log(steps[0])) >= reach * 0.55:
-            return [step for step in (*steps[:2], 1.0, *steps[2:]) if abs(math.log(step)) <= reach]
-    return [0.125, 1.0, 8.0]
+    """Round ratios within reach, the outermost first, no two closer than a tenth of the reach."""
+    chosen = [1.0]
+    for ratio in sorted(RATIOS, key=lambda ratio: -abs(math.log(ratio))):
+        log = math.log(ratio)
+        if abs(log) <= reach and all(abs(log - math.log(other)) >= reach / 10 for other in chosen):
+            chosen.append(ratio)
+    return sorted(chosen)
 
 
 def kind_of(arm: str) -> str:
@@ -228,12 +234,19 @@ def _logarithmic(values: Sequence[float], begin: float, end: float) -> Scale:
     def place(value: float) -> float:
         return begin + (end - begin) * (math.log10(value) - low) / (high - low)
 
-    wanted = (1, 2, 5) if high - low < 2 else (1,)
-    marks = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in wanted]
-    inside = [mark for mark in marks if low <= math.log10(mark) <= high]
-    return Scale(
-        place, tuple(Tick(place(mark), words.seconds(mark).replace(".00", "").replace(".0 ", " ")) for mark in inside)
-    )
+    inside: list[float] = []
+    for wanted in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)):
+        marks = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in wanted]
+        inside = [mark for mark in marks if low <= math.log10(mark) <= high]
+        if len(inside) >= FEW_TICKS:
+            break
+    return Scale(place, tuple(Tick(place(mark), _tick_text(mark)) for mark in inside))
+
+
+def _tick_text(mark: float) -> str:
+    """A round time without the zeros of a measured one."""
+    number, _, unit = words.seconds(mark).partition(" ")
+    return f"{float(number.replace(',', '')):g} {unit}"
 
 
 def _round_step(rough: float) -> float:

@@ -257,6 +257,7 @@ class Run:
     engine: str
     model: str
     settings: tuple[tuple[str, str], ...]
+    chosen: tuple[tuple[str, str], ...]  # those that a mode or the command line named
     started: str
     finished: str
     seconds: Seconds

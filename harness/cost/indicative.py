@@ -1,19 +1,22 @@
 """An indicative cost from a run's own captures: the same requests, each alone, in the run's mode and in a control's.
 
-It does not measure. Rules: no ratio without the one between the reference and its own repetition; nothing of it reaches
-the gate; it says that it is indicative, for one capture of each kind, in the order of the plan, shows no more.
+It does not measure. Rules: the ratio is a range, of the reference's two captures; answers that took less than a second
+in all are too short to say anything; nothing of it reaches the gate; it says that it is indicative, for so few captures,
+in the order of the plan, show no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from harness.capture import Capture
 from harness.judge import Captures
 from harness.plan import Pair, Plan
 
 ALONE = "alone"
+SHORTEST_S: Final = 1.0  # of the control's answers together; below it a ratio is start-up and chance
 Times = Mapping[tuple[str, int], tuple[int, float]]  # (request, sample) to (tokens, seconds)
 
 
@@ -38,11 +41,13 @@ def indicative_line(plan: Plan, captures: Captures) -> str | None:
             _add(sums, pair, plan, captures)
     if not sums.answers or not min(sums.reference, sums.floor, sums.control) > 0:
         return None
-    ratio, noise = sums.reference / sums.control, sums.floor / sums.reference
-    return (
-        f"indicative only: {ratio:.2f} times the time of mode {' and '.join(sums.modes)} over {sums.answers} answers, "
-        f"each alone; the reference again took {noise:.2f} times its own; `samebits cost` measures it"
-    )
+    mode = " and ".join(sums.modes)
+    if sums.control < SHORTEST_S:
+        found = f"{sums.answers} answers in {sums.control:.2f} s of mode {mode} are too short to say"
+    else:
+        low, high = sorted((sums.reference / sums.control, sums.floor / sums.control))
+        found = f"{low:.2f} to {high:.2f} times the time of mode {mode} over {sums.answers} answers, each alone"
+    return f"indicative only: {found}; `samebits cost` measures it"
 
 
 def _add(sums: _Sums, pair: Pair, plan: Plan, captures: Captures) -> None:

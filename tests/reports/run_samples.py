@@ -247,7 +247,8 @@ def run(verdicts, exit_code=0, outcome=None, **changes):
         "matrix": {"name": "quick", "path": "cells/quick", "digest": "sha256:" + "ee" * 32},
         "engine": "bundled",
         "model": "smollm2",
-        "settings": {"arithmetic": "portable"},
+        "settings": {"arithmetic": "portable", "threads": 2},
+        "chosen": {"arithmetic": "portable"},
         "started": "2026-03-01T12:00:00Z",
         "finished": "2026-03-01T12:02:31Z",
         "seconds": {"total": 151.2, "workers": 146.9, "outside": 4.3},
@@ -322,7 +323,7 @@ def hostile():
             item["control"] and {**spoil(item["control"]), "kind": "mode"},
         )
         item.update(verdict=name, expected=expected)
-    for key in ("matrix", "engine", "model", "outcome", "settings", "started", "finished", "cases", "cost"):
+    for key in ("matrix", "engine", "model", "outcome", "settings", "chosen", "started", "finished", "cases", "cost"):
         record[key] = spoil(record[key])
     record["fingerprint"]["subject"] = [
         {**item, "name": HOSTILE, "value": HOSTILE} for item in record["fingerprint"]["subject"]

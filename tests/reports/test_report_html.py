@@ -77,7 +77,7 @@ def test_pages_are_well_formed_and_load_nothing(sample):
     assert "script" not in found.tags
     assert not {"link", "img", "iframe", "object", "embed", "form", "base"} & set(found.tags)
     assert found.values("src") == []
-    assert all(re.fullmatch(r"#v\d+", value) for value in found.values("href"))
+    assert all(re.fullmatch(r"#(v\d+|settings)", value) for value in found.values("href"))
     assert not [name for name, _ in found.attributes if name.startswith("on")]
     ids = found.values("id")
     assert len(ids) == len(set(ids))
@@ -157,6 +157,16 @@ def test_the_environment_is_told_by_class():
     assert "2 more environment variables that can move a bit, not set env.MKL_CBWR, env.OMP_SCHEDULE" in words
     assert "container.image unknown, because a container cannot see its image's digest" in words
     assert "context recorded, never compared (2 fields)" in words
+
+
+def test_the_head_names_what_was_chosen_and_the_rest_is_further_down():
+    text = render_report(run_samples.mixed())
+    head, _, rest = text.partition("</header>")
+    assert "<code>arithmetic=portable</code>" in head
+    assert "threads=2" not in head
+    assert "<code>arithmetic=portable</code>, <code>threads=2</code>" in rest
+    assert 'href="#settings">all 2<' in head
+    assert 'id="settings"' in rest
 
 
 def test_times_are_utc_and_cost_is_shown():

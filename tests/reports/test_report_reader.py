@@ -29,7 +29,8 @@ def test_a_whole_record():
     run = read_run(run_samples.mixed())
     assert (run.matrix.name, run.engine, run.exit_code, run.seconds.outside) == ("quick", "bundled", 4, 4.3)
     assert run.plan.pairs == len(run.verdicts) == 10
-    assert run.settings == (("arithmetic", "portable"),)
+    assert run.settings == (("arithmetic", "portable"), ("threads", "2"))
+    assert run.chosen == (("arithmetic", "portable"),)
     failed = run.verdicts[1]
     assert failed.label == "alone-vs-batch[alone-batch]"
     assert failed.comparison.differing[0] == ("logprob", 48)
