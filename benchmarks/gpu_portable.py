@@ -197,6 +197,31 @@ def sweep_linear(gpu: GpuArithmetic, results: Results) -> None:
     results["linear us"] = table
 
 
+def time_softmax(gpu: GpuArithmetic, results: Results) -> int:
+    """Log-softmax of a step's logits on the device and by this host's kernels, wall-clock, transfers included.
+
+    Returns the number of differing elements.
+    """
+    table, wrong = {}, 0
+    for batch in (1, 8, 16):
+        sequences, which = Sequences(batch, 8, NUM_PAGES), list(range(batch))
+        logits = gpu.forward(sequences.step(which, [prompt(gpu.model, i, 4) for i in which], everything=False))
+        found = {}
+        for place, on_device in (("device", True), ("host", False)):
+            gpu.use_device_softmax = on_device
+            times = []
+            for _ in range(30):
+                begin = time.perf_counter()
+                found[place] = gpu.log_softmax(logits)
+                times.append(1e6 * (time.perf_counter() - begin))
+            table[f"{batch} rows, {place}"] = round(statistics.median(times), 1)
+        gpu.use_device_softmax = True
+        wrong += int(np.count_nonzero(found["device"].view(np.int32) != found["host"].view(np.int32)))
+    results["log-softmax us"] = table
+    say("log-softmax us:", table, "elements differing:", wrong)
+    return wrong
+
+
 def profile_kernels(gpu: GpuArithmetic, results: Results) -> None:
     """Microseconds of each kernel of a prefill of 512 and of a decode of 16 at 2048, repeated alone."""
     machine = gpu.machine
@@ -235,7 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write-digests", action="store_true", help="compute gpu_digests.json on this CPU and stop")
     parser.add_argument(
-        "--skip", nargs="*", default=[], help="sections to leave out: operators models steps linear kernels"
+        "--skip", nargs="*", default=[], help="sections to leave out: operators models softmax steps linear kernels"
     )
     parser.add_argument("--out", type=Path, help="where to write everything as JSON")
     options = parser.parse_args()
@@ -277,6 +302,8 @@ def measure(wanted: dict[str, Model], skip: frozenset[str], out: Path | None) ->
         wrong += check_model("smollm2-shaped", plain, brought, here, results, "without graphs")
         tiny = open_gpu(wanted["tiny"], (8,))
         wrong += check_model("tiny", tiny, brought, here, results, "clusters of 8")
+    if "softmax" not in skip:
+        wrong += time_softmax(plain, results)
     for name, section in (
         ("steps", lambda: time_steps(plain, gpus, model, results)),
         ("kernels", lambda: profile_kernels(plain, results)),

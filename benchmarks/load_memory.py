@@ -1,6 +1,8 @@
 """How much memory loading a model takes: a synthetic model of a real shape, written in shards, loaded in a process.
 
-    python benchmarks/load_memory.py [--dtype BF16|F16|F32] [--shape 1b|tiny] [--json]
+    python benchmarks/load_memory.py [--shape NAME ...] [--dtype BF16|F16|F32|Q8_0] [--json]
+
+Q8_0 is a GGUF file of a Llama shape, converted on its way; the other types are safetensors in shards.
 
 It knows no timings. What is reported: bytes of the files, bytes of the weights as the kernels hold them, and the peak
 of the process that loads them: resident memory as the kernel counts it (mapped files included, which the system can
@@ -20,12 +22,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks.large_gguf import write_llama
 from engines.bundled.config import EngineConfig, ModelConfig
 from engines.bundled.models.config_file import config_json
 from engines.bundled.models.tensors import tensor_shapes
@@ -36,6 +40,30 @@ SHAPES = {
         num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=500000.0,
         tie_word_embeddings=True, bos_token_id=128000, eos_token_ids=(128001,),
     ),
+    "qwen2-0.5b": ModelConfig(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6,
+        tie_word_embeddings=True, bos_token_id=151643, eos_token_ids=(151643,), architecture="Qwen2ForCausalLM",
+        qkv_bias=True,
+    ),
+    "qwen3-0.6b": ModelConfig(
+        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1e6,
+        tie_word_embeddings=True, bos_token_id=151643, eos_token_ids=(151645,), architecture="Qwen3ForCausalLM",
+        qk_norm=True,
+    ),
+    "mistral-7b, 4 layers": ModelConfig(  # of 32, and the window of version 0.1
+        vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=4, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, rms_norm_eps=1e-5, rope_theta=10000.0,
+        tie_word_embeddings=False, bos_token_id=1, eos_token_ids=(2,), architecture="MistralForCausalLM",
+        windows=(4096,) * 4,
+    ),
+    "qwen3-30b-a3b, 2 layers": ModelConfig(  # of 48, each of 128 experts
+        vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=2, num_attention_heads=32,
+        num_key_value_heads=4, head_dim=128, max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1e6,
+        tie_word_embeddings=False, bos_token_id=151643, eos_token_ids=(151645,), architecture="Qwen3MoeForCausalLM",
+        qk_norm=True, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
+    ),
     "small": ModelConfig(  # 50 million parameters: seconds, and large beside what Python itself takes
         vocab_size=16384, hidden_size=768, intermediate_size=2048, num_hidden_layers=6, num_attention_heads=12,
         num_key_value_heads=4, head_dim=64, max_position_embeddings=2048, rms_norm_eps=1e-5, rope_theta=10000.0,
@@ -43,6 +71,7 @@ SHAPES = {
     ),
 }  # fmt: skip
 STORED = {"BF16": 2, "F16": 2, "F32": 4}
+GGUF = "Q8_0"
 SHARD = 1 << 28  # bytes; a file is closed once it is larger
 PAGE = os.sysconf("SC_PAGE_SIZE")
 EXTRA = 3  # matrices of the largest size that may be in memory beside the weights: as stored, converted, as codes
@@ -139,9 +168,10 @@ def load(folder: str) -> dict[str, int | str]:
 def measure(config: ModelConfig, dtype: str, shard: int = SHARD) -> dict[str, int | str]:
     """Writes the model into a temporary folder, loads it in a process of its own, and says what that took."""
     with tempfile.TemporaryDirectory() as folder:
-        size = write_model(Path(folder), config, dtype, shard)
+        source = Path(folder) / "model.gguf" if dtype == GGUF else Path(folder)
+        size = write_llama(source, config) if dtype == GGUF else write_model(source, config, dtype, shard)
         environment = os.environ | {"SAMEBITS_CACHE": str(Path(folder) / "cache")}
-        command = [sys.executable, __file__, "--load", folder]
+        command = [sys.executable, __file__, "--load", str(source)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"the process that loads failed with status {done.returncode}:\n{done.stderr}")
@@ -157,21 +187,28 @@ def measure(config: ModelConfig, dtype: str, shard: int = SHARD) -> dict[str, in
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", choices=sorted(STORED), default="BF16")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="1b")
+    parser.add_argument("--dtype", choices=sorted({*STORED, GGUF}), default="BF16")
+    parser.add_argument("--shape", choices=sorted(SHAPES), nargs="+", default=["1b"])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--load", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
         print(json.dumps(load(options.load)))
         return 0
-    result = measure(SHAPES[options.shape], options.dtype)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:16} {value / 2**20:10.1f} MiB" if isinstance(value, int) else f"{name:16} {value}")
-    return int(result["private_peak"] - result["private_before"] > result["allowed"])
+    too_much = False
+    for shape in options.shape:
+        begin = time.monotonic()
+        result = {"shape": shape, **measure(SHAPES[shape], options.dtype), "seconds": f"{time.monotonic() - begin:.0f}"}
+        too_much |= result["private_peak"] - result["private_before"] > result["allowed"]
+        print(json.dumps(result) if options.json else as_text(result), flush=True)
+    return int(too_much)
+
+
+def as_text(result: dict[str, int | str]) -> str:
+    return "\n".join(
+        f"{name:16} {value / 2**20:10.1f} MiB" if isinstance(value, int) else f"{name:16} {value}"
+        for name, value in result.items()
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from engines.bundled_refusals import NOT_OFFERED
+from engines.offline_adapter import offer_axes
 from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Rule, Scalar, Setting, Tokenizer
 from harness.errors import EngineDied, EngineError, ModelError, Unsupported
 
@@ -45,12 +46,16 @@ _ARITHMETIC_FIELDS = (
     *_KERNEL_FIELDS,
     "arithmetic.*",
 )
+_CORE_FIELDS = ("resolved.rank_cores", "cpu.usable")  # ranks are bound to cores where there are enough of them
 _RANK_FIELDS = (
     "resolved.tensor_parallel_size",
     "resolved.expert_parallel_size",
     "resolved.ranks",
     "resolved.collectives",
+    *_CORE_FIELDS,
     "resolved.weights",  # fewer matrices in one process
+    "resolved.gpu_fused",  # ranks on GPUs meet between operators
+    "resolved.gpu_kernels_digest",  # compiled for what the first rank holds
     "arithmetic.torch",  # carries the collectives
 )
 _TESTED_FIELDS = ("resolved.gpu_linear_test",)  # how many products the start-up test of cuBLASLt compared
@@ -83,7 +88,20 @@ _AXES: dict[str, tuple[str, ...]] = {
     "trainer": ("config.trainer", "resolved.trainer", "arithmetic.torch"),
     "observer": ("config.observer", "resolved.observer"),
     "restart": ("config.tuning", "resolved.tuning"),
-    "threads": ("config.threads", "resolved.threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS"),
+    "enforce_eager": (
+        "config.enforce_eager",
+        "resolved.enforce_eager",
+        "resolved.gpu_graphs",
+        "resolved.gpu_forms_test",
+    ),
+    "kernel_caches": ("config.kernel_caches", "resolved.kernel_caches"),
+    "threads": (
+        "config.threads",
+        "resolved.threads",
+        *_CORE_FIELDS,
+        "env.OMP_NUM_THREADS",
+        "env.MKL_NUM_THREADS",
+    ),
     "tensor_parallel_size": ("config.tensor_parallel_size", *_RANK_FIELDS),
     "expert_parallel_size": ("config.expert_parallel_size", *_RANK_FIELDS),
     "replica": ("config.replica", "resolved.replica"),
@@ -119,8 +137,9 @@ class BundledAdapter:
                     meaning="how sums are formed: by the written definition, in free order, or by torch"),
             Setting(name="async_scheduling", default=False, choices=(False, True),
                     meaning="schedule the next step while one runs"),
-            Setting(name="device", default="cpu", choices=("cpu", "cuda"),
-                    meaning="where the forward pass runs; cuda: an NVIDIA GPU, portable with the same bits"),
+            Setting(name="device", default="cpu", choices=("cpu", "cuda", "emulated"),
+                    meaning="where the forward pass runs; cuda: an NVIDIA GPU, portable with the same bits; emulated: "
+                            "the GPU's float32 kernels on this host, for small models"),
             Setting(name="collectives", default="gloo", choices=("gloo", "nccl"),
                     meaning="what carries data between ranks; nccl: through a GPU per rank"),
             Setting(name="compiler", default="auto", choices=("auto", "g++", "clang++", "none"),
@@ -134,8 +153,16 @@ class BundledAdapter:
             Setting(name="draft_length", default=4, minimum=1, meaning="proposals verified in one step, at most"),
             Setting(name="draft_policy", default="fixed", choices=("fixed", "variable"),
                     meaning="propose always as many, or more after acceptance and fewer after rejection"),
+            Setting(name="enforce_eager", default=False, choices=(False, True),
+                    meaning="on a GPU every kernel is launched by itself, without recorded graphs"),
             Setting(name="expert_parallel_size", default=1, minimum=1,
                     meaning="processes that share the experts of a mixture"),
+            Setting(name="kernel_caches", default="kept", choices=("kept", "fresh"),
+                    meaning="compiled kernels of earlier processes are used; fresh: all are compiled anew, in a folder "
+                            "that goes with the process"),
+            Setting(name="kv_fraction", default=0.0, minimum=0.0,
+                    meaning="on a GPU, with num_pages 0: how much of the memory left after the weights the KV pages "
+                            "take; 0: what num_pages says, within 0.8 of it"),
             Setting(name="observer", default="logprobs", choices=("logprobs", "none"),
                     meaning="what is reported beside the tokens; none: no log-softmax is computed"),
             Setting(name="replica", default="off", choices=("off", "first", "second", "both"),
@@ -186,8 +213,7 @@ class BundledAdapter:
 
     def axes(self) -> Mapping[str, AxisSupport]:
         """Every axis this engine can vary, and what it cannot, with the reason."""
-        refused = {name: AxisSupport(unsupported=reason) for name, reason in NOT_OFFERED.items()}
-        return {**refused, **{name: AxisSupport(fields=fields) for name, fields in sorted(_AXES.items())}}
+        return offer_axes(_AXES, NOT_OFFERED)
 
     def strongest_rule(self) -> Rule:
         """Logits can be digested at every position."""

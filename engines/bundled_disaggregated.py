@@ -15,6 +15,7 @@ from engines.bundled_adapter import harness_errors
 from engines.bundled_caches import TunesNothing
 from engines.bundled_child import ChildEngine
 from engines.bundled_lifetime import BundledLifetime, start_lifetime
+from engines.bundled_timed import NotByTheClock
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineError, Unsupported
 from harness.prelude import build_prelude
@@ -24,8 +25,10 @@ from harness.traces import Traces
 _ALONE = ("model.digest", "arithmetic.name", "arithmetic.definition", "kernels.digest")  # must be the same in both
 
 
-class Disaggregated(TunesNothing):
+class Disaggregated(TunesNothing, NotByTheClock):
     """Implements `harness.engine.Engine`: a decoding engine here, a prefilling one beside it."""
+
+    form = "disaggregated=on"
 
     def __init__(self, decode: BundledLifetime, prefill: ChildEngine, folder: tempfile.TemporaryDirectory[str]) -> None:
         """The folder, which hand-overs go through, goes with the engine. Raises EngineError if the two differ."""

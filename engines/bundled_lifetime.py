@@ -31,7 +31,7 @@ from engines.bundled.models.finite import check_weights
 from engines.bundled.models.source import Origin
 from engines.bundled.tokenizer import Tokenizer
 from engines.bundled_adapter import harness_errors
-from engines.bundled_caches import TunesNothing
+from engines.bundled_caches import Caches, TunesNothing, open_caches
 from engines.bundled_timed import BundledSession
 from engines.bundled_work import run_work
 from harness.engine import Field, FieldClass, Footprint, Progress, Scalar, TimedSession, Work
@@ -42,7 +42,8 @@ from harness.traces import Traces
 POOL_BYTES = 3 << 29  # 1.5 GiB of keys and values unless num_pages says otherwise
 NOT_APPLICABLE = "not applicable"
 _FLOAT_BYTES = 4
-_THREADS_SEEN = "threads_seen"  # what an arithmetic saw at work: observed, not resolved
+_THREADS_SEEN, _EXECUTION = "threads_seen", "execution"
+_SEEN = (_THREADS_SEEN, _EXECUTION)  # what an arithmetic saw at work: observed, not resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,13 +58,15 @@ class BundledLifetime(TunesNothing):
     arithmetic: Arithmetic
     kernels: Kernels
     samples: str  # "together" | "separate"
+    caches: Caches
 
     def resolved(self) -> Mapping[str, Scalar]:
         """The engine's options as they were settled, and what the arithmetic says of itself."""
         config = self.engine.config
         return {
             "collectives": NOT_APPLICABLE,
-            **{name: value for name, value in self.arithmetic.describe().items() if name != _THREADS_SEEN},
+            "rank_cores": NOT_APPLICABLE,
+            **{name: value for name, value in self.arithmetic.describe().items() if name not in _SEEN},
             "arithmetic": self.arithmetic.name,
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,
@@ -90,12 +93,17 @@ class BundledLifetime(TunesNothing):
             "samples": self.samples,
             "trainer": "off",
             "seeding": config.seeding,
+            "enforce_eager": config.enforce_eager,
+            "kernel_caches": self.caches.kind,
         }
 
     def observed(self) -> Mapping[str, Scalar]:
         """What is so inside the process now; threads are the most that worked on one call so far."""
+        said = self.arithmetic.describe()
         return {
-            "threads": self.arithmetic.describe().get(_THREADS_SEEN, self.kernels.threads_seen()),
+            "threads": said.get(_THREADS_SEEN, self.kernels.threads_seen()),
+            "execution": said.get(_EXECUTION, NOT_APPLICABLE),
+            "caches_at_start": self.caches.digest,
             "isa": self.kernels.isa,
             "compiler": self.kernels.compiler,
             "backend": self.kernels.backend,
@@ -119,7 +127,8 @@ class BundledLifetime(TunesNothing):
         if len(steps) > 1:
             raise EngineError(f"ranks have run different numbers of steps: {sorted(steps)}")
         threads = " ".join(str(count["threads_seen"]) for count in counts)
-        return {"ranks": len({count["pid"] for count in counts}), "threads_by_rank": threads}
+        cores = " ".join(str(count["cores"]) for count in counts)
+        return {"ranks": len({count["pid"] for count in counts}), "threads_by_rank": threads, "cores_by_rank": cores}
 
     def fingerprint(self) -> tuple[Field, ...]:
         """Model, tokenizer, arithmetic and kernels: what only this engine knows."""
@@ -177,6 +186,7 @@ class BundledLifetime(TunesNothing):
         """Ends the other ranks, if there are any."""
         if isinstance(self.arithmetic, Closes):
             self.arithmetic.close()
+        self.caches.discard()
 
 
 def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLifetime:
@@ -185,11 +195,12 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
     model, tokenizer = source.model(), source.tokenizer()
     check_weights(model)
     config = resolve_config(model.config, settings)
+    caches = open_caches(cast("str", settings["kernel_caches"]))
     kernels = load_kernels(config)
     device = cast("str", settings["device"])
     check_dtype(config, device)
     if device != "cpu" and not settings["num_pages"]:
-        config = fit_pages(model, config, device)
+        config = fit_pages(model.config, config, device)
     if device == "cpu":
         check_pool(model.config, config, _physical_bytes())
     arithmetic = open_forward(model_name, model, config, device)
@@ -212,17 +223,16 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
         arithmetic=arithmetic,
         kernels=kernels,
         samples=cast("str", settings["samples"]),
+        caches=caches,
     )
 
 
 def open_forward(model_name: str, model: Model, config: EngineConfig, device: str) -> Arithmetic:
     """The forward pass: here, on a device, or over several processes. Raises NotSupported, RankError."""
     if max(config.tensor_parallel_size, config.expert_parallel_size) > 1:
-        if device != "cpu":
-            raise NotSupported(f"device={device} over several ranks: shards compute on CPUs; use device=cpu")
         from engines.bundled.parallel.ranks import open_parallel  # it imports torch
 
-        return open_parallel(model_name, model, config)
+        return open_parallel(model_name, model, config, device=device)
     return open_arithmetic(model, config) if device == "cpu" else open_gpu_arithmetic(model, config, device)
 
 
@@ -272,6 +282,8 @@ def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> Engine
         disaggregated=cast("str", settings["disaggregated"]),
         rendezvous_port=cast("int", settings["rendezvous_port"]),
         seeding=cast("str", settings["seeding"]),
+        enforce_eager=cast("bool", settings["enforce_eager"]),
+        kv_fraction=cast("float", settings["kv_fraction"]),
     )
 
 

@@ -12,8 +12,6 @@ NOT_OFFERED: dict[str, str] = {
     "draft_length": "a setting of both arms here: vary draft or draft_policy",
     "dtype": "an arithmetic fixes the type of weights and activations: vary the mode",
     "enable_expert_parallel": "ranks always hold whole experts: vary expert_parallel_size",
-    "enforce_eager": "the CPU has no graphs, and on a GPU graphs and launches are held against each other at start",
-    "kernel_caches": "kernels are built from source by content, and nothing is tuned at run time",
     "kv_cache_dtype": "keys and values are kept in the type of the arithmetic",
     "padding": "sequences of different lengths share a step without padding",
     "pipeline_parallel_size": "the layers of a model are not spread over stages here",

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engines.bundled_caches import TunesNothing
 from engines.bundled_child import ChildEngine
+from engines.bundled_timed import NotByTheClock
 from harness.capture import RESIDENT
 from harness.engine import Field, Progress, Scalar, Work
 from harness.errors import EngineError, Unsupported
@@ -32,13 +33,14 @@ OWN_FIELDS = ("model.", "tokenizer.", "chat_template.", "arithmetic.", "kernels.
 LARGEST = ("max_running",)  # counters of which the larger one holds; the others add up
 
 
-class ReplicaFront(TunesNothing):
+class ReplicaFront(TunesNothing, NotByTheClock):
     """Implements `harness.engine.Engine` over two engine processes."""
 
     def __init__(self, serves: str, replicas: Sequence[ChildEngine], folder: tempfile.TemporaryDirectory[str]) -> None:
         """`serves` is "first", "second" or "both"; the folder goes with the front."""
         self._serves, self._replicas, self._folder = serves, tuple(replicas), folder
         self._served = [0 for _ in replicas]
+        self.form = f"replica={serves}"
 
     def resolved(self) -> Mapping[str, Scalar]:
         """What both settled on; where they differ, both values."""

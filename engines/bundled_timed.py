@@ -16,13 +16,36 @@ from engines.bundled.sequence import Sequence
 from engines.bundled_adapter import harness_errors
 from engines.bundled_traces import Row, write_traces
 from engines.bundled_work import prepare
-from harness.engine import Emission, Work
-from harness.errors import EngineError
+from harness.engine import Emission, Footprint, TimedSession, Work
+from harness.errors import EngineError, Unsupported
 from harness.request import Request as HarnessRequest
 from harness.schedule import Schedule
 from harness.traces import Traces
 
 LONGEST_NAP_S = 0.25
+
+
+class NotByTheClock:
+    """A form of the engine that consists of several engine processes, and so cannot serve by the clock.
+
+    It implements `harness.engine.Timed` to refuse by name: those processes are told whole works and answer with whole
+    captures, so nobody sees when a token came. `form` is what it is, as settings say it.
+    """
+
+    __slots__ = ()
+    form: str
+
+    def open_timed(self, requests: Requests[HarnessRequest]) -> TimedSession:  # noqa: ARG002 - refused whatever they are
+        """Raises Unsupported."""
+        raise self._refusal()
+
+    def footprint(self) -> Footprint:
+        """Raises Unsupported."""
+        raise self._refusal()
+
+    def _refusal(self) -> Unsupported:
+        return Unsupported(f"{self.form}: its engine processes answer whole works, so no token has a time of its own; "
+                           "measure one engine of the same configuration without it")  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)

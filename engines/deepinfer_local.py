@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engines import hf_folders
-from engines.offline_checks import complete, own_fields
-from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Rule, Scalar, Setting, Tokenizer
+from engines.offline_adapter import OfflineAdapter
+from harness.engine import Engine, ModelInfo, Scalar, Setting
 
 _SETTINGS = (
     Setting(name="async_scheduling", default=True, choices=(False, True),
@@ -37,18 +37,23 @@ _MODES: dict[str, dict[str, Scalar]] = {
     "ordinary": {"batch_invariant": False, "mtp_varlen": False, "seeding": "none"},
     "seeds-alone": {"batch_invariant": False, "mtp_varlen": False, "seeding": "request"},
 }
+KEEP_TOKENS = "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS"
 VARIABLES = {  # setting to the variable that carries it
     "async_scheduling": "DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
     "batch_invariant": "DEEPINFER_BATCH_INVARIANT",
     "draft_length": "DEEPINFER_USE_NEXTN_DECODE",
-    "keep_tokens": "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
+    "keep_tokens": KEEP_TOKENS,
     "mtp_varlen": "DEEPINFER_ENABLE_MTP_VARLEN",
     "prefill_replay": "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
 }
-_OFFERED = (
-    "async_scheduling", "batch", "chunked_prefill", "companions", "draft_length", "expert_parallel_size",
-    "max_num_seqs", "order", "prefill_replay", "restart", "server_history",
-)  # fmt: skip
+_OFFERED: dict[str, tuple[str, ...]] = {
+    axis: (f"env.{VARIABLES[axis]}",) if axis in VARIABLES else ()
+    for axis in (
+        "async_scheduling", "batch", "chunked_prefill", "companions", "draft_length", "expert_parallel_size",
+        "max_num_seqs", "order", "prefill_replay", "restart", "server_history",
+    )
+}  # fmt: skip
+_OFFERED["prefill_replay"] += (f"env.{KEEP_TOKENS}",)
 _REFUSED = {
     "arrivals": "LLM.generate takes its requests at once; nobody joins a batch that runs",
     "load": "LLM.generate takes its requests at once; there is no load over time to vary",
@@ -61,61 +66,35 @@ _REFUSED = {
 }
 
 
-class DeepInferAdapter:
-    """The adapter named "deepinfer"."""
+class DeepInferAdapter(OfflineAdapter):
+    """The adapter named "deepinfer".
+
+    Its modes are deterministic (the three conditions of its README), ordinary (as it comes), seeds-alone (fixed seeds).
+    """
 
     name = "deepinfer"
-
-    def settings(self) -> tuple[Setting, ...]:
-        """Every option `--set` accepts."""
-        return _SETTINGS
-
-    def modes(self) -> Mapping[str, Mapping[str, Scalar]]:
-        """deterministic: the three conditions of its README; ordinary: as it comes; seeds-alone: fixed seeds."""
-        return _MODES
-
-    def axes(self) -> Mapping[str, AxisSupport]:
-        """Every axis this engine can vary, and those it refuses."""
-        offered = {name: AxisSupport(fields=_fields(name)) for name in _OFFERED}
-        return offered | {name: AxisSupport(unsupported=reason) for name, reason in _REFUSED.items()}
-
-    def strongest_rule(self) -> Rule:
-        """Outputs carry top candidates, not logits."""
-        return "topk"
+    options = _SETTINGS
+    presets = _MODES
+    offered = _OFFERED
+    refused = _REFUSED
 
     def models(self) -> tuple[ModelInfo, ...]:
         """A folder."""
         return (ModelInfo(name="FOLDER", description="the folder of DeepSeek-V4.1-Flash, the one model it supports",
                           available=True, how_to_get="give its path"),)  # fmt: skip
 
-    def model_facts(self, model: str) -> ModelFacts:
-        """Vocabulary and context. Raises ModelError."""
-        return hf_folders.model_facts(model)
-
-    def tokenizer(self, model: str) -> Tokenizer:
-        """The model's tokenizer. Raises ModelError."""
-        return hf_folders.open_tokenizer(model)
-
-    def environment(self, configuration: Mapping[str, Scalar]) -> Mapping[str, str]:
+    def variables(self, settings: Mapping[str, Scalar]) -> Mapping[str, str]:
         """DeepInfer's variables, which must be there before its first import."""
-        values = complete(self.name, _SETTINGS, configuration)
-        carried = {variable: _text(values[setting]) for setting, variable in VARIABLES.items()}
-        if values["prefill_replay"] == "off":
-            del carried["DEEPINFER_YOCO_PREFILL_KEEP_TOKENS"]
-        return {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **carried}
+        carried = {variable: _text(settings[setting]) for setting, variable in VARIABLES.items()}
+        if settings["prefill_replay"] == "off":
+            del carried[KEEP_TOKENS]
+        return carried
 
-    def start(self, model: str, configuration: Mapping[str, Scalar]) -> Engine:
+    def open(self, model: str, settings: Mapping[str, Scalar]) -> Engine:
         """Starts the engine. Raises EngineError, ModelError, Unsupported."""
         from engines.deepinfer_lifetime import start_lifetime
 
-        return start_lifetime(hf_folders.open_folder(model), complete(self.name, _SETTINGS, configuration))
-
-
-def _fields(axis: str) -> tuple[str, ...]:
-    own = own_fields(axis, _SETTINGS)
-    variable = (f"env.{VARIABLES[axis]}",) if axis in VARIABLES else ()
-    keep = ("env.DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",) if axis == "prefill_replay" else ()
-    return (*own, *variable, *keep)
+        return start_lifetime(hf_folders.open_folder(model), settings)
 
 
 def _text(value: Scalar) -> str:

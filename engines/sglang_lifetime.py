@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from engines.http.answer import Offer
 from engines.http.dialect import Prompt
+from engines.http.dialects.prompt_logprobs import SglangScorer
 from engines.http.dialects.sglang import Sglang
 from engines.http.flavours import FLAVOURS
-from engines.http.run import Route, run_work
+from engines.http.run import Route, run_paths, run_work
+from engines.http.scoring import SAID
 from engines.http.traces import write_traces
 from engines.sglang_local import NO_GOLDEN
 from engines.sglang_pipe import Pipe
@@ -72,6 +74,8 @@ class SglangLifetime:
         notes: dict[str, Scalar] = {limits.COMPANY: COMPANY}
         if self.default_seed == IGNORED:
             notes[limits.SAMPLING] = IGNORED
+        if self.settings["scoring"] == "prefill":
+            notes[limits.PICKS] = SAID
         if self.inexact:
             notes[limits.ROUNDED] = f"{self.inexact} logprobs hold fewer digits than a float32 has"
         return {
@@ -92,12 +96,18 @@ class SglangLifetime:
         """Runs one work. Raises EngineError, EngineDied, Unsupported."""
         if work.logits_digests:
             raise Unsupported("rule `tensors`: SGLang reports no logits")
-        if work.replay == "golden":
+        scored = self.settings["scoring"] == "prefill"
+        if work.replay == "golden" and not scored:
             raise Unsupported(NO_GOLDEN)
         prompts = {request.id: Prompt(ids=request.prompt_token_ids) for request in work.requests}
         route = Route(flavour=replace(FLAVOURS["sglang"], metrics=""), dialect=Sglang(), model="", offer=EVIDENCE)
         pipe = cast("Client", Pipe(self.engine, seeded=self.settings["seeding"] == "request"))
-        ran = self.engine.loop.run_until_complete(run_work(pipe, route, work, prompts, progress))
+        running = (
+            run_paths(pipe, route, work, prompts, progress, SglangScorer(), str(self.settings["scored_prompt"]))
+            if scored
+            else run_work(pipe, route, work, prompts, progress)
+        )
+        ran = self.engine.loop.run_until_complete(running)
         if not ran.exchanges:
             raise EngineDied("SGLang ended the work without an answer")
         topk = all(answer.offer.topk for one in ran.exchanges for answer in one.answers if not one.left)

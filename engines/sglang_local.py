@@ -10,8 +10,9 @@ import importlib.util
 from collections.abc import Mapping
 
 from engines import hf_folders
-from engines.offline_checks import complete, own_fields
-from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Replay, Rule, Scalar, Setting, Tokenizer
+from engines.http.scoring import WHOLE, WITHOUT_FIRST
+from engines.offline_adapter import OfflineAdapter
+from harness.engine import Engine, Replay, Scalar, Setting
 from harness.errors import Unsupported
 
 NOT_INSTALLED = (
@@ -20,7 +21,8 @@ NOT_INSTALLED = (
 )
 NO_GOLDEN = (
     "SGLang has no interface that forces a token and still says what its sampler took: a custom logit processor acts "
-    "before the sampler and before the logprobs; use replay = natural"
+    "before the sampler and before the logprobs; with scoring=prefill it reads a path as a prompt, or use "
+    "replay = natural"
 )
 BACKENDS = ("auto", "ascend", "fa3", "fa4", "flashinfer", "torch_native", "triton")
 _SETTINGS = (
@@ -35,12 +37,15 @@ _SETTINGS = (
     Setting(name="mem_fraction", default=0.8, minimum=0.0, meaning="mem_fraction_static"),
     Setting(name="page_size", default=0, minimum=0, meaning="tokens per KV page; 0: SGLang's choice"),
     Setting(name="prefix_cache", default=False, choices=(False, True), meaning="radix cache"),
+    Setting(name="scored_prompt", default=WHOLE, choices=(WHOLE, WITHOUT_FIRST),
+            meaning="what is sent before a path that is read; without-first is a fault, for controls"),
+    Setting(name="scoring", default="decode", choices=("decode", "prefill"),
+            meaning="logprobs of tokens as they were generated, or of prompt and path read together as a prompt"),
     Setting(name="seeding", default="request", choices=("request", "none"),
             meaning="sampling_seed of each request, or none: SGLang then draws with 42 for everybody"),
     Setting(name="tensor_parallel_size", default=1, minimum=1, meaning="tp_size"),
 )  # fmt: skip
 _MODES: dict[str, dict[str, Scalar]] = {"deterministic": {"deterministic": True}, "ordinary": {"deterministic": False}}
-_CACHES = "cache.*"
 _AXES: dict[str, tuple[str, ...]] = {
     "arrivals": (),
     "attention_backend": ("resolved.prefix_cache", "resolved.page_size", "resolved.sampling_backend"),
@@ -54,6 +59,7 @@ _AXES: dict[str, tuple[str, ...]] = {
     "order": (),
     "page_size": (),
     "restart": (),
+    "scoring": (),
     "server_history": (),
     "tensor_parallel_size": (),
 }
@@ -65,66 +71,35 @@ _REFUSED = {
 }
 
 
-class SglangAdapter:
-    """The adapter named "sglang"."""
+class SglangAdapter(OfflineAdapter):
+    """The adapter named "sglang"; its modes are --enable-deterministic-inference, and SGLang as it comes."""
 
     name = "sglang"
-
-    def settings(self) -> tuple[Setting, ...]:
-        """Every option `--set` accepts."""
-        return _SETTINGS
-
-    def modes(self) -> Mapping[str, Mapping[str, Scalar]]:
-        """deterministic: --enable-deterministic-inference; ordinary: as it comes."""
-        return _MODES
-
-    def axes(self) -> Mapping[str, AxisSupport]:
-        """Every axis this engine can vary, and those it refuses."""
-        offered = {
-            name: AxisSupport(fields=(*own_fields(name, _SETTINGS), *fields, _CACHES), resets=name == "cached_prefix")
-            for name, fields in _AXES.items()
-        }
-        return offered | {name: AxisSupport(unsupported=reason) for name, reason in _REFUSED.items()}
+    options = _SETTINGS
+    presets = _MODES
+    offered = _AXES
+    moved = ("cache.*",)
+    refused = _REFUSED
+    resets = frozenset({"cached_prefix"})
 
     def refuses(self, axis: str, replay: Replay, configuration: Mapping[str, Scalar]) -> str | None:
         """Why a cell cannot be run with these settings, or None."""
-        if replay == "golden":
+        if axis == "scoring" and replay != "golden":
+            return "axis 'scoring' needs golden replay: only a path that is known can be read as a prompt"
+        if replay == "golden" and axis != "scoring" and self.complete(configuration)["scoring"] != "prefill":
             return NO_GOLDEN
-        if axis == "cached_prefix" and not complete(self.name, _SETTINGS, configuration)["prefix_cache"]:
+        if axis == "cached_prefix" and not self.complete(configuration)["prefix_cache"]:
             return "axis 'cached_prefix' needs prefix_cache=true"
         return None
 
-    def strongest_rule(self) -> Rule:
-        """Answers carry top candidates, not logits."""
-        return "topk"
+    def variables(self, settings: Mapping[str, Scalar]) -> Mapping[str, str]:  # noqa: ARG002 - the same for all
+        """Logprobs before temperature, under the names that versions of SGLang gave that switch."""
+        return {"RETURN_ORIGINAL_LOGPROB": "1", "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
 
-    def models(self) -> tuple[ModelInfo, ...]:
-        """The named models and the kind of path."""
-        return hf_folders.list_models()
-
-    def model_facts(self, model: str) -> ModelFacts:
-        """Vocabulary and context. Raises ModelError."""
-        return hf_folders.model_facts(model)
-
-    def tokenizer(self, model: str) -> Tokenizer:
-        """The model's tokenizer. Raises ModelError."""
-        return hf_folders.open_tokenizer(model)
-
-    def environment(self, configuration: Mapping[str, Scalar]) -> Mapping[str, str]:
-        """No network, and logprobs before temperature, under the names that versions of SGLang gave that switch."""
-        complete(self.name, _SETTINGS, configuration)
-        return {
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONHASHSEED": "0",
-            "RETURN_ORIGINAL_LOGPROB": "1",
-            "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-
-    def start(self, model: str, configuration: Mapping[str, Scalar]) -> Engine:
+    def open(self, model: str, settings: Mapping[str, Scalar]) -> Engine:
         """Starts the engine. Raises EngineError, ModelError, Unsupported."""
         if importlib.util.find_spec("sglang") is None:
             raise Unsupported(NOT_INSTALLED)
         from engines.sglang_lifetime import start_lifetime
 
-        return start_lifetime(hf_folders.open_folder(model), complete(self.name, _SETTINGS, configuration))
+        return start_lifetime(hf_folders.open_folder(model), settings)

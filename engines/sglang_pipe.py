@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, cast
 
 from engines.http.client import EndpointError
 from engines.http.shape import Json
 from engines.http.sse import DONE
 
+_REFUSALS = (RuntimeError, TypeError, ValueError)
 _UNKNOWN_OFFLINE = ("return_text_in_logprobs",)  # of the HTTP body alone
 
 
@@ -36,20 +37,36 @@ class Pipe:
             raise EndpointError(f"{what}: expected an object, found {type(value).__name__}")
         return value
 
-    async def events(self, _path: str, body: Json) -> AsyncGenerator[tuple[float, bytes], None]:
-        """(time, chunk) of one request, then [DONE]. Raises EndpointError in SGLang's words."""
+    async def post(self, _path: str, body: Json, _heads: Callable[[Mapping[str, str]], None]) -> Json:
+        """The whole answer to a request that is not streamed. Raises EndpointError in SGLang's words."""
+        try:
+            answer = await self._engine.async_generate(**self._words(body), rid=self._name())
+        except _REFUSALS as error:
+            raise EndpointError(f"SGLang: {type(error).__name__}: {error}") from error
+        return self.read_json(json.dumps(answer).encode(), "async_generate")
+
+    def _words(self, body: Json) -> Json:
         words = {key: value for key, value in body.items() if key not in _UNKNOWN_OFFLINE}
         if not self._seeded:
             given = cast("Json", words["sampling_params"])
             words["sampling_params"] = {key: value for key, value in given.items() if key != "sampling_seed"}
+        return words
+
+    def _name(self) -> str:
         self._sent += 1
-        rid, over = f"samebits-{self._sent}", False
+        return f"samebits-{self._sent}"
+
+    async def events(
+        self, _path: str, body: Json, _heads: Callable[[Mapping[str, str]], None]
+    ) -> AsyncGenerator[tuple[float, bytes], None]:
+        """(time, chunk) of one request, then [DONE]. Raises EndpointError in SGLang's words."""
+        words, rid, over = self._words(body), self._name(), False
         try:
             try:
                 async for chunk in await self._engine.async_generate(**words, rid=rid):
                     over = chunk.get("meta_info", {}).get("finish_reason") is not None
                     yield time.perf_counter(), json.dumps(chunk).encode()
-            except (RuntimeError, TypeError, ValueError) as error:
+            except _REFUSALS as error:
                 over = True
                 raise EndpointError(f"SGLang: {type(error).__name__}: {error}") from error
             yield time.perf_counter(), DONE

@@ -11,8 +11,9 @@ import importlib.util
 from collections.abc import Mapping
 
 from engines import hf_folders
-from engines.offline_checks import complete, default_threads, own_fields
-from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Replay, Rule, Scalar, Setting, Tokenizer
+from engines.offline_adapter import OfflineAdapter
+from engines.offline_checks import default_threads
+from harness.engine import Engine, Replay, Scalar, Setting
 from harness.errors import Unsupported
 
 NOT_INSTALLED = "transformers is not installed here: `pip install samebits[transformers]`"
@@ -84,27 +85,22 @@ _ONE_WAY = {  # axis to the value of `batching` under which it can be varied
 }
 
 
-class TransformersAdapter:
-    """The adapter named "transformers"."""
+class TransformersAdapter(OfflineAdapter):
+    """The adapter named "transformers".
+
+    Its modes are ordinary (as it comes), deterministic (torch's flag), batch-invariant-ops (that and four operators).
+    """
 
     name = "transformers"
-
-    def settings(self) -> tuple[Setting, ...]:
-        """Every option `--set` accepts."""
-        return _SETTINGS
-
-    def modes(self) -> Mapping[str, Mapping[str, Scalar]]:
-        """ordinary: as it comes; deterministic: torch's flag; batch-invariant-ops: that and four operators (GPUs)."""
-        return _MODES
-
-    def axes(self) -> Mapping[str, AxisSupport]:
-        """Every axis this engine can vary, and those it refuses."""
-        offered = {name: AxisSupport(fields=(*own_fields(name, _SETTINGS), *fields)) for name, fields in _AXES.items()}
-        return offered | {name: AxisSupport(unsupported=reason) for name, reason in _REFUSED.items()}
+    options = _SETTINGS
+    presets = _MODES
+    offered = _AXES
+    refused = _REFUSED
+    rule = "tensors"  # raw logits are seen at every position
 
     def refuses(self, axis: str, replay: Replay, configuration: Mapping[str, Scalar]) -> str | None:
         """Why a cell cannot be run with these settings, or None."""
-        values = complete(self.name, _SETTINGS, configuration)
+        values = self.complete(configuration)
         wanted = _ONE_WAY.get(axis)
         if wanted is not None and values["batching"] != wanted:
             return f"axis {axis!r} needs batching={wanted}, batching={values['batching']} is set"
@@ -114,38 +110,18 @@ class TransformersAdapter:
             return "axis 'scoring' needs golden replay: only a path that is known can be read as a prompt"
         return None
 
-    def strongest_rule(self) -> Rule:
-        """Raw logits are seen at every position."""
-        return "tensors"
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        """The named models and the kind of path."""
-        return hf_folders.list_models()
-
-    def model_facts(self, model: str) -> ModelFacts:
-        """Vocabulary and context. Raises ModelError."""
-        return hf_folders.model_facts(model)
-
-    def tokenizer(self, model: str) -> Tokenizer:
-        """The model's tokenizer. Raises ModelError."""
-        return hf_folders.open_tokenizer(model)
-
-    def environment(self, configuration: Mapping[str, Scalar]) -> Mapping[str, str]:
-        """Threads, no network, and what torch's deterministic algorithms demand of cuBLAS."""
-        values = complete(self.name, _SETTINGS, configuration)
-        threads = str(values["threads"])
+    def variables(self, settings: Mapping[str, Scalar]) -> Mapping[str, str]:
+        """Threads, and what torch's deterministic algorithms demand of cuBLAS."""
+        threads = str(settings["threads"])
         return {
-            "HF_HUB_OFFLINE": "1",
             "MKL_NUM_THREADS": threads,
             "OMP_DYNAMIC": "FALSE",
             "OMP_NUM_THREADS": threads,
-            "PYTHONHASHSEED": "0",
-            "TOKENIZERS_PARALLELISM": "false",
             "TRANSFORMERS_OFFLINE": "1",
-            **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if values["deterministic_algorithms"] else {}),
+            **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if settings["deterministic_algorithms"] else {}),
         }
 
-    def start(self, model: str, configuration: Mapping[str, Scalar]) -> Engine:
+    def open(self, model: str, settings: Mapping[str, Scalar]) -> Engine:
         """Starts the engine. Raises EngineError, ModelError, Unsupported."""
         if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
             raise Unsupported(NOT_INSTALLED)
@@ -153,4 +129,4 @@ class TransformersAdapter:
 
         folder = hf_folders.open_folder(model)
         name = model if model in hf_folders.NAMES else folder.name
-        return start_lifetime(name, folder, complete(self.name, _SETTINGS, configuration))
+        return start_lifetime(name, folder, settings)

@@ -46,6 +46,8 @@ def settings() -> tuple[Setting, ...]:
                 meaning="no compiled graphs, no CUDA graphs"),
         Setting(name="executor", default="auto", choices=("auto", "uni", "mp"),
                 meaning="workers in the engine's process or in processes of their own; auto: uni for one rank"),
+        Setting(name="fixed_tiles", default=False, choices=(False, True),
+                meaning="CPU: attention takes few query tokens at a time, so that its tiles of keys keep one size"),
         Setting(name="forcing", default="auto", choices=FORCINGS,
                 meaning="how golden replay forces tokens: at the V1 sampler, by native trace replay, or not at all"),
         Setting(name="gpu_memory_utilization", default=0.85, minimum=0.0, meaning="share of GPU memory vLLM may use"),
@@ -61,6 +63,8 @@ def settings() -> tuple[Setting, ...]:
         Setting(name="max_num_seqs", default=16, minimum=1, meaning="sequences in one step"),
         Setting(name="model_runner", default="auto", choices=("auto", "v1", "v2"), meaning="VLLM_USE_V2_MODEL_RUNNER"),
         Setting(name="num_pages", default=0, minimum=0, meaning="KV blocks in the pool; 0: what kv_cache_gib holds"),
+        Setting(name="order_ties", default=False, choices=(False, True),
+                meaning="candidates of equal logprob lowest id first, however many a companion asks for (V1 sampler)"),
         Setting(name="pad_single_rows", default=False, choices=(False, True),
                 meaning="CPU: a product with one row is computed with two, so that it takes the same kernel"),
         Setting(name="page_size", default=0, minimum=0,
@@ -118,6 +122,10 @@ def refuse_unsupported(values: Mapping[str, Scalar]) -> None:
     """Raises Unsupported, with the reason, for settings that cannot be run here whatever the build."""
     if values["data_parallel_size"] != 1:
         raise Unsupported("data_parallel_size: vLLM's engine in one process runs one replica; replicas need its server")
+    if values["pad_single_rows"] and not values["enforce_eager"]:
+        raise Unsupported(
+            "pad_single_rows wraps functions that a compiled graph has taken in before; use enforce_eager=true"
+        )
     if rank_count(values) > 1 and values["executor"] == "uni":
         raise Unsupported(f"executor=uni runs one rank, {rank_count(values)} are configured; use executor=mp or auto")
     cores, needed = len(_cores()), rank_count(values) * cast("int", values["threads"])

@@ -6,17 +6,16 @@ finished configuration, the workers); after a failed step the engine is not used
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any, cast
 
-from engines.vllm_config import CACHE_VARIABLES, FORCINGS, engine_arguments
+from engines import vllm_caches
+from engines.vllm_config import FORCINGS, engine_arguments
 from engines.vllm_models import ServedModel
 from engines.vllm_steps import StepLog
 from engines.vllm_timed import VllmSession
@@ -24,13 +23,16 @@ from engines.vllm_traces import Picks, write_traces
 from engines.vllm_work import Able, Served, run_work
 from harness.engine import Field, Footprint, Progress, Scalar, TimedSession, Work
 from harness.errors import EngineDied, EngineError, Unsupported
-from harness.fingerprint.file_digests import FileDigests
-from harness.fingerprint.kernel_caches import cache_fields
 from harness.fingerprint.software import package_fields
 from harness.request import Request
 from harness.traces import Traces
 
 PACKAGES = ("transformers", "triton")
+CHANGES = {  # setting to the worker's method
+    "fixed_tiles": "samebits_fix_tiles",
+    "order_ties": "samebits_order_ties",
+    "pad_single_rows": "samebits_pad_single_rows",
+}
 NO_KERNEL = (
     "VLLM_BATCH_INVARIANT=1 on a CPU build without Triton is accepted and kills the engine at the first forward "
     "(its kernels are Triton's: TypeError, 'function' object is not subscriptable); use mode cpu-invariant"
@@ -181,8 +183,11 @@ class VllmLifetime:
 def start_lifetime(model: ServedModel, settings: Mapping[str, Scalar]) -> VllmLifetime:
     """Starts vLLM in this process. `settings` holds every setting. Raises EngineError, Unsupported."""
     arguments = engine_arguments(model, settings)
-    folders = _fresh_caches() if settings["kernel_caches"] == "fresh" else ()
-    caches = _caches_digest()
+    fresh = settings["kernel_caches"] == "fresh"
+    folders = vllm_caches.fresh_caches() if fresh else ()
+    caches = vllm_caches.caches_digest()
+    if fresh:
+        vllm_caches.recall_descriptions()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -191,8 +196,9 @@ def start_lifetime(model: ServedModel, settings: Mapping[str, Scalar]) -> VllmLi
         engine = LLMEngine.from_engine_args(EngineArgs(**_typed(arguments)))
     except Exception as error:
         raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
-    if settings["pad_single_rows"]:
-        engine.collective_rpc("samebits_pad_single_rows")
+    if fresh:
+        vllm_caches.keep_descriptions()
+    _make_invariant(engine, settings)
     forcing = _forcing(engine.vllm_config, str(settings["forcing"]))
     if forcing == "sampler":
         engine.collective_rpc("samebits_force")
@@ -201,6 +207,16 @@ def start_lifetime(model: ServedModel, settings: Mapping[str, Scalar]) -> VllmLi
         engine=engine, model=model, settings=settings, steps=StepLog(core.engine_core.scheduler), forcing=forcing,
         caches_at_start=caches, folders=folders,
     )  # fmt: skip
+
+
+def _make_invariant(engine: Any, settings: Mapping[str, Scalar]) -> None:  # noqa: ANN401 - LLMEngine
+    """Changes the workers as the settings of mode cpu-invariant say. Raises Unsupported where they would not act."""
+    if settings["order_ties"] and engine.vllm_config.use_v2_model_runner:
+        engine.engine_core.shutdown()
+        raise Unsupported("order_ties changes the V1 sampler alone; use model_runner=v1")
+    for setting, change in CHANGES.items():
+        if settings[setting]:
+            engine.collective_rpc(change)
 
 
 def _refuse_platform(settings: Mapping[str, Scalar]) -> None:
@@ -213,8 +229,10 @@ def _refuse_platform(settings: Mapping[str, Scalar]) -> None:
         raise Unsupported(NO_KERNEL)
     if settings["async_scheduling"] and cpu:
         raise Unsupported("async_scheduling: vLLM turns it off on CPUs whatever was asked")
-    if not cpu and (settings["pad_single_rows"] or not settings["split_kv"]):
-        raise Unsupported("pad_single_rows and split_kv=false act on vLLM's CPU kernels alone; use mode deterministic")
+    if not cpu and (settings["pad_single_rows"] or settings["fixed_tiles"] or not settings["split_kv"]):
+        raise Unsupported(
+            "pad_single_rows, fixed_tiles and split_kv=false act on vLLM's CPU kernels alone; use mode deterministic"
+        )
     backend = settings["attention_backend"]
     if backend not in ("auto", "CPU_ATTN") and cpu:
         raise Unsupported(f"attention_backend {backend!r}: on CPUs vLLM takes CPU_ATTN whatever was asked")
@@ -241,23 +259,6 @@ def _forcing(config: Any, wanted: str) -> str:  # noqa: ANN401 - VllmConfig
         (config.scheduler_config.async_scheduling, "with async_scheduling the sampler's position is not yet known"),
     )
     return next((reason for holds, reason in reasons if holds), "sampler")
-
-
-def _fresh_caches() -> tuple[Path, ...]:
-    """Points every compile and autotune cache of this process at an empty folder that goes with it."""
-    base = Path(tempfile.mkdtemp(prefix="samebits-vllm-"))
-    for variable in CACHE_VARIABLES:
-        os.environ[variable] = str(base / variable.lower())
-    return (base,)
-
-
-def _caches_digest() -> str:
-    """What the caches hold: "empty", or their digests."""
-    home = Path(os.environ["HOME"]) if os.environ.get("HOME") else None
-    held = {entry.name: str(entry.value) for entry in cache_fields(os.environ, home, FileDigests())}
-    if set(held.values()) == {"empty"}:
-        return "empty"
-    return " ".join(f"{name.removeprefix('cache.')}={value}" for name, value in sorted(held.items()))
 
 
 def distribution() -> str:

@@ -17,11 +17,16 @@ NOT_INSTALLED = (
     "vLLM is not installed here: `make vllm` installs its CPU build beside the CPU build of PyTorch, "
     "`pip install samebits[vllm]` the one for GPUs"
 )
+_PLAIN: dict[str, Scalar] = {
+    "batch_invariant": False, "fixed_tiles": False, "order_ties": False, "pad_single_rows": False, "split_kv": True,
+}  # fmt: skip
 _MODES: dict[str, dict[str, Scalar]] = {
-    "ordinary": {"batch_invariant": False, "split_kv": True, "pad_single_rows": False},
-    "deterministic": {"batch_invariant": True, "split_kv": True, "pad_single_rows": False},
-    "cpu-invariant": {"batch_invariant": False, "split_kv": False, "pad_single_rows": True},
-}
+    "ordinary": _PLAIN,
+    "deterministic": {**_PLAIN, "batch_invariant": True},
+    "cpu-invariant": {
+        "batch_invariant": False, "fixed_tiles": True, "order_ties": True, "pad_single_rows": True, "split_kv": False,
+    },
+}  # fmt: skip
 _CACHES = "cache.*"  # they grow while an engine runs; what they held at the start is resolved.caches_at_start
 _RANK_FIELDS = ("resolved.executor", "resolved.num_pages", "env.VLLM_CPU_OMP_THREADS_BIND")
 _GRAPH_FIELDS = ("resolved.compile_mode", "resolved.graph_mode", "resolved.graph_sizes", "resolved.custom_ops")

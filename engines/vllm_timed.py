@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engines.vllm_steps import StepLog
-from engines.vllm_work import Able, Served, check, parameters_of
+from engines.vllm_work import Able, Served, check, parameters_of, submit
 from harness.engine import Emission, Work
 from harness.errors import EngineDied, EngineError
 from harness.request import Request
@@ -47,15 +47,12 @@ class VllmSession:
         return time.perf_counter() - self._began
 
     def submit(self, request: str) -> None:
-        """Hands a request to vLLM. Raises EngineError if it is unknown or was submitted before."""
+        """Hands a request to vLLM. Raises EngineError if it is unknown or was submitted before, Unsupported."""
         found = self._prepared.pop(request, None)
         if found is None:
             raise EngineError(f"request {request!r}: not opened in this session, or submitted twice")
         one, parameters = found
-        internal = self._engine.add_request(
-            one.id, {"prompt_token_ids": list(one.prompt_token_ids)}, parameters,
-            arrival_time=float(len(self._served)), priority=0,
-        )  # fmt: skip
+        internal = submit(self._engine, one, parameters, len(self._served), priority=0)
         arrival = Arrival(request=one.id)
         self._served[one.id] = Served(request=one, arrival=arrival, internal=internal, arrival_s=self.now())
         self._told[one.id] = 0

@@ -6,6 +6,7 @@ progress; every sampling field is handed over explicitly; an exception out of a 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def _run(
         standings = {name: entry.standing for name, entry in served.items()}
         for arrival in arrivals.take_due(steps.steps + idled, standings):
             request = requests[arrival.request]
-            internal = _submit(engine, request, parameters[request.id], arrival, len(served))
+            internal = submit(engine, request, parameters[request.id], len(served), priority=arrival.priority)
             served[request.id] = Served(
                 request=request, arrival=arrival, internal=internal, arrival_s=time.perf_counter() - begun
             )
@@ -118,16 +119,22 @@ def _run(
         )
 
 
-def _submit(engine: Any, request: Request, parameters: Any, arrival: Arrival, number: int) -> str:  # noqa: ANN401
+def submit(engine: Any, request: Request, parameters: Any, number: int, *, priority: int) -> str:  # noqa: ANN401
     """Hands a request over and returns vLLM's id. Raises Unsupported in vLLM's words."""
     prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
     try:
         internal: str = engine.add_request(
-            request.id, prompt, parameters, arrival_time=float(number), priority=arrival.priority
+            request.id, prompt, parameters, arrival_time=float(number), priority=priority
         )
-    except ValueError as error:  # vLLM's validation
+    except _refusals() as error:
         raise Unsupported(f"request {request.id!r}: vLLM refuses it: {error}") from error
     return internal
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What vLLM's validation raises: ValueError, and since 0.32 a class of its own that is none."""
+    module = sys.modules.get("vllm.exceptions")  # a vLLM that refuses something has imported it
+    return ValueError, getattr(module, "VLLMValidationError", ValueError)
 
 
 def _step(engine: Any, served: dict[str, Served], begun: float) -> None:  # noqa: ANN401

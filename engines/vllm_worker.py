@@ -1,4 +1,4 @@
-"""What samebits adds to a vLLM worker: readings from inside, one-row padding on CPUs, forced tokens for golden replay.
+"""What samebits adds to a vLLM worker: readings from inside, mode `cpu-invariant`, forced tokens for golden replay.
 
 vLLM mixes `WorkerReadings` into its own worker class (`worker_extension_cls`), in whatever process the worker lives,
 and calls the methods by name. It does not know the harness. Rules: nothing is changed unless it was asked for; what
@@ -12,6 +12,7 @@ from typing import Any
 
 from engines import vllm_dummy
 from engines.vllm_config import GOLDEN
+from engines.vllm_invariance import ordered, padded, tiled
 
 ONE_ROW_PRODUCTS = ("onednn_mm", "weight_packed_linear_cpu")  # of vllm._custom_ops
 Scalar = str | int | float | bool
@@ -28,7 +29,20 @@ class WorkerReadings:
 
         self._samebits_padded = [0]
         for name in ONE_ROW_PRODUCTS:
-            setattr(ops, name, _padded(getattr(ops, name), self._samebits_padded, x=_X_PLACE[name]))
+            setattr(ops, name, padded(getattr(ops, name), self._samebits_padded, x=_X_PLACE[name]))
+
+    def samebits_order_ties(self) -> None:
+        """Reports candidates of equal logprob lowest id first, however many a companion asked for."""
+        self._samebits_reordered = [0]
+        sampler = self.model_runner.sampler
+        sampler.gather_logprobs = ordered(sampler.gather_logprobs, self._samebits_reordered)
+
+    def samebits_fix_tiles(self) -> None:
+        """Lets attention see few query tokens at a time, so that its tiles of keys do not follow the batch."""
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
+        self._samebits_cut = [0]
+        CPUAttentionMetadataBuilder.build = tiled(CPUAttentionMetadataBuilder.build, self._samebits_cut)
 
     def samebits_force(self) -> None:
         """Lets requests that carry golden tokens emit those, whatever the V1 sampler picked."""
@@ -52,32 +66,21 @@ class WorkerReadings:
         caches = {str(cache.dtype) for cache in _tensors(getattr(runner, "kv_caches", []))}
         return {
             "attention_backend": _joined(backends),
+            "attention_isa": _joined({str(layer.isa) for layer in layers.values() if hasattr(layer, "isa")}),
+            "attention_steps_cut": getattr(self, "_samebits_cut", [0])[0],
             "batch_invariant_kernels": _batch_invariant_kernels(),
             "flash_attention": _joined({str(version) for version in _flash_versions(layers.values())}),
             "dtype": _joined({str(next(runner.get_model().parameters()).dtype)}),
             "kv_cache_dtype": _joined(caches),
             "model_runner": f"{type(runner).__module__}.{type(runner).__name__}",
             "padded_rows": getattr(self, "_samebits_padded", [0])[0],
+            "reordered_candidates": getattr(self, "_samebits_reordered", [0])[0],
             "sampler_kernel": _sampler_kernel(runner),
             "threads": torch.get_num_threads(),
         }
 
 
 _X_PLACE = {"onednn_mm": 1, "weight_packed_linear_cpu": 0}
-
-
-def _padded(own: Callable[..., Any], count: list[int], *, x: int) -> Callable[..., Any]:
-    """`own` with the activations, argument number `x`, doubled where they are one row."""
-    import torch
-
-    def product(*arguments: Any) -> Any:  # noqa: ANN401 - vLLM's own signatures
-        rows = arguments[x]
-        if rows.dim() != 2 or rows.shape[0] != 1:
-            return own(*arguments)
-        count[0] += 1
-        return own(*arguments[:x], torch.cat([rows, rows]), *arguments[x + 1 :])[:1]
-
-    return product
 
 
 def _forcing(own: Callable[..., Any], runner: Any, picks: dict[str, dict[int, int]]) -> Callable[..., Any]:  # noqa: ANN401

@@ -7,6 +7,7 @@ are tied to steps or to each other's progress, never to the clock.
 The shapes, over a corpus of ids without meaning:
 
     steady         a Poisson stream of middling requests
+    rush           the very requests of `steady` at three times the rate
     bursts         eight at once, then nothing for a while, three times
     lengths        very long prompts with short answers among short prompts with long answers
     cancellations  a Poisson stream, of which two of three clients leave in mid-stream
@@ -35,6 +36,7 @@ NONE = "none"
 NAMED = re.compile(r"([a-z]+):([0-9]{1,6})")
 FROM_FILE = "file:"
 STREAM = 24  # requests of a stream
+SAME_DRAWS = {"stay": "cancellations", "rush": "steady"}  # shapes that are made of another's draws
 PREFIX, TURN, TURNS = 320, 24, 4  # tokens of an agent's prefix and of what each turn adds, and its turns
 
 
@@ -65,7 +67,7 @@ def background_mistake(value: str) -> str | None:
 def build_background(name: str, source: Sequence[Request]) -> Background:
     """The background `SHAPE:SEED` over requests of at least the shapes' lengths."""
     shape, seed = name.split(":")
-    draws = Draws(int(seed), "background " + ("cancellations" if shape == "stay" else shape))
+    draws = Draws(int(seed), f"background {SAME_DRAWS.get(shape, shape)}")
     parts = _SHAPES[shape](draws, _Prompts(draws, source))
     return Background(name=name, requests=tuple(part[0] for part in parts), arrivals=tuple(part[1] for part in parts))
 
@@ -133,13 +135,17 @@ def _part(request: Request, step: int, *, leave: int | None = None) -> tuple[Req
     return request, Arrival(request=request.id, companion=True, at_step=step, cancel_after_tokens=leave)
 
 
-def _steady(draws: Draws, prompts: _Prompts) -> _Parts:
+def _steady(draws: Draws, prompts: _Prompts, apart: float = 3.0) -> _Parts:
     parts, step = [], 0
     for number in range(STREAM):
         prompt = prompts.ids(16 + draws.below(112))
         parts.append(_part(prompts.request(f"steady-{number:02d}", prompt, 8 + draws.below(16)), step))
-        step += draws.gap(3.0)
+        step += draws.gap(apart)
     return parts
+
+
+def _rush(draws: Draws, prompts: _Prompts) -> _Parts:
+    return _steady(draws, prompts, apart=1.0)
 
 
 def _bursts(draws: Draws, prompts: _Prompts) -> _Parts:
@@ -194,6 +200,7 @@ def _agents(draws: Draws, prompts: _Prompts) -> _Parts:
 
 _SHAPES: dict[str, Callable[[Draws, _Prompts], _Parts]] = {
     "steady": _steady,
+    "rush": _rush,
     "bursts": _bursts,
     "lengths": _lengths,
     "cancellations": _leaving,

@@ -19,6 +19,7 @@ from harness.schedules import SCHEDULES, value_mistake
 SCHEMA = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 ControlKind = Literal["mode", "variant", "fault", "planted", "none"]
+Expect = Literal["FAIL", "ERROR", "RUN-TO-RUN"]  # RUN-TO-RUN: FAIL because the reference differs from itself
 PLANTED = ("least",)  # the least difference that the rule must find
 
 
@@ -67,7 +68,7 @@ class Cell:
     requires: Requires
     schedule: str  # base schedule of the arms when the axis is no schedule
     settings: tuple[tuple[str, Scalar], ...]  # engine settings of both arms
-    expect: Literal["FAIL", "ERROR"] | None
+    expect: Expect | None
     model: str | None
     minimum: int  # least witnessed positions, over the whole cell
 
@@ -85,7 +86,7 @@ def parse_cell(table: Mapping[str, object], path: str = "$") -> tuple[Cell | Non
     rule = reader.choice("rule", RULES)
     replay = reader.choice("replay", get_args(Replay))
     schedule = reader.choice("schedule", SCHEDULES, "together")
-    expect = reader.choice("expect", ("FAIL", "ERROR"), None)
+    expect = reader.choice("expect", get_args(Expect), None)
     model = reader.take("model", str, None)
     minimum = reader.natural("minimum", 1, 1)
     axis, reference, variants = _read_axis(reader.child("axis", required=True))
@@ -101,7 +102,7 @@ def parse_cell(table: Mapping[str, object], path: str = "$") -> tuple[Cell | Non
         name=cast("str", name), invariant=cast("str", invariant), corpus=cast("str", corpus), rule=cast("Rule", rule),
         replay=cast("Replay", replay), axis=axis, reference=reference, variants=variants, control=control,
         requires=requires, schedule=cast("str", schedule), settings=settings,
-        expect=cast("Literal['FAIL', 'ERROR'] | None", expect), model=model, minimum=minimum,
+        expect=cast("Expect | None", expect), model=model, minimum=minimum,
     )  # fmt: skip
     return cell, ()
 

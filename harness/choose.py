@@ -56,7 +56,10 @@ def join(matrices: Sequence[Matrix]) -> Matrix:
 
 
 def only_cells(matrix: Matrix, names: Sequence[str]) -> Matrix:
-    """The named cells of a matrix; all when none is named. Raises UsageError for an unknown name."""
+    """The named cells of a matrix, which still says what was left out; all when none is named.
+
+    Raises UsageError for an unknown name.
+    """
     if not names:
         return matrix
     known = [cell.name for cell in matrix.cells]
@@ -65,4 +68,5 @@ def only_cells(matrix: Matrix, names: Sequence[str]) -> Matrix:
             raise UsageError(f"--cell {name!r}: matrix {matrix.name!r} has no such cell; {did_you_mean(name, known)}")
     cells = tuple(cell for cell in matrix.cells if cell.name in names)
     allow = tuple(name for name in matrix.allow_unsupported if name in names)
-    return dataclasses.replace(matrix, cells=cells, allow_unsupported=allow)
+    left_out = tuple(cell.name for cell in matrix.cells if cell.name not in names)
+    return dataclasses.replace(matrix, cells=cells, allow_unsupported=allow, left_out=left_out)

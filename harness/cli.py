@@ -1,7 +1,8 @@
 """The command line: `samebits`. The composition root together with the pytest plugin.
 
 It holds no logic of its own: each command reads its options, calls one function and prints. Rules: heavy packages are
-imported inside the commands; every SamebitsError becomes one message and its exit code; Ctrl-C is 130.
+imported inside the commands; every SamebitsError becomes one message and its exit code; Ctrl-C is 130; output
+that nobody reads any more is 1, which click sees to.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import click
 
 from harness import __version__, registry
 from harness.errors import SamebitsError
-from harness.lifetime import DEADLINE_S
-from harness.options import subject_options
+from harness.options import deadline_option, subject_options
 
 if TYPE_CHECKING:
     from harness.doctor.live import Observation
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Runs the command line and exits with its code."""
     try:
-        code = commands.main(standalone_mode=False)
+        code = commands.main(prog_name="samebits", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = 2
@@ -39,15 +39,21 @@ def main() -> None:
     except SamebitsError as error:
         click.echo(f"samebits: {error}", err=True)
         code = error.exit_code
-    except BrokenPipeError:
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="samebits")
 def commands() -> None:
-    """Say what must stay equal, run it both ways, compare bit for bit."""
+    """Say what must stay equal, run it both ways, compare bit for bit.
+
+    \b
+    To begin with:
+      samebits cells list              what can be run
+      samebits plan quick              what a run would do; starts nothing
+      samebits run quick               capture, compare, judge, report
+      samebits gate RUN --policy FILE  decide on a finished run
+    """
 
 
 @commands.command("run")
@@ -56,14 +62,25 @@ def commands() -> None:
 @click.option("--cell", "cells", multiple=True, metavar="NAME", help="Only this cell; repeatable.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the run. [.samebits/runs/...]")
 @click.option("--overwrite", is_flag=True, help="Replace a finished or foreign run in --out.")
-@click.option("--deadline", type=float, default=DEADLINE_S, show_default=True, help="Seconds one case may take.")
+@deadline_option
 @click.option("--baselines", default=None, metavar="URL", help="What cells on an environment axis are held against.")
 @click.option("--quiet", is_flag=True, help="No progress; the verdict table is still printed.")
 def run_command(
     matrices: tuple[str, ...], engine: str, model: str | None, mode: str | None, assignments: tuple[str, ...],
     cells: tuple[str, ...], out: Path | None, overwrite: bool, deadline: float, baselines: str | None, quiet: bool,
 ) -> int:  # fmt: skip
-    """Run matrices: capture, compare, judge, report. The exit code is the verdict."""
+    """Run matrices: capture, compare, judge, report. The exit code is the verdict.
+
+    A matrix is a shipped one (`samebits cells list`), or a folder or file of cells.
+
+    \b
+    0  every planned pair is PASS, as declared, or UNSUPPORTED as foreseen
+    1  a cell failed
+    2  the command line, a cell, a corpus or a folder cannot be used
+    3  INSUFFICIENT, UNSUPPORTED that nobody foresees, pairs not judged
+    4  an engine error
+    130  interrupted; the same command with the same --out resumes
+    """
     from harness.progress import open_progress
     from harness.run import RunRequest, run
 
@@ -228,6 +245,22 @@ def _observe(engine: str, model: str, settings: Mapping[str, Scalar]) -> Observa
     )
 
 
+SHORT_HELPS = {  # of commands whose first sentence does not fit beside their name
+    "census": "Count completions of the same prompts in changing company.",
+    "corpus": "Freeze traffic into a corpus; verify and show corpora.",
+    "cost": "Measure what one mode costs against another, in pairs.",
+    "doctor": "Is the mode you think is on really on? Reads launch files.",
+    "eval": "Score a run's answers; say what moved between the arms.",
+    "fingerprint": "Show what it takes to reproduce the inference path here.",
+    "nightly": "Run, hold against the baseline, append to a history.",
+    "ops": "See which operators vary with a row's company.",
+    "perplexity": "Log-likelihoods of a frozen text corpus, to the bit.",
+    "release": "Put a run and the gate's decision into one archive.",
+    "report": "Write the reports of a finished run again.",
+    "soak": "Serve for long under background traffic, and compare.",
+}
+
+
 def _attach() -> None:
     from harness.approval.cli import approve_command, cosign_command
     from harness.baseline.cli import baseline_commands
@@ -256,6 +289,8 @@ def _attach() -> None:
     commands.add_command(build_command(_subject_fields))
     for command in (baseline_commands, perplexity_commands, approve_command, cosign_command, *release_commands):
         commands.add_command(command)
+    for name, text in SHORT_HELPS.items():
+        commands.commands[name].short_help = text
 
 
 _attach()

@@ -144,8 +144,11 @@ class Executor:
         return tokens
 
     def _captured_now(self, case: str) -> bool:
-        """Whether this very session has captured the case already."""
-        return self.store.has(case) and self._header_session(case) == self.session
+        """Whether this very session has captured the case already; a damaged header is of no session."""
+        try:
+            return self.store.has(case) and self._header_session(case) == self.session
+        except StoreError:
+            return False
 
     def _header_session(self, case: str) -> object:
         capture = self.store.header(case)["capture"]

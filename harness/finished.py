@@ -72,6 +72,7 @@ class FinishedRun:
     model: str
     matrix: str
     matrix_digest: str
+    left_out: tuple[str, ...]  # cells of the matrix that the run was not asked to judge
     started: str
     exit_code: int
     planned: int
@@ -116,7 +117,8 @@ def _run(record: JsonObject, folder: Path | None, digest: str) -> FinishedRun:
     fingerprint = _object(record["fingerprint"])
     return FinishedRun(
         folder=folder, digest=digest, engine=str(record["engine"]), model=model_key(str(record["model"])),
-        matrix=str(matrix["name"]), matrix_digest=str(matrix["digest"]), started=str(record["started"]),
+        matrix=str(matrix["name"]), matrix_digest=str(matrix["digest"]),
+        left_out=tuple(str(name) for name in cast("list[object]", matrix["left_out"])), started=str(record["started"]),
         exit_code=int(str(record["exit_code"])), planned=int(str(plan["pairs"])),
         pairs=tuple(_pair(_object(item)) for item in cast("list[object]", record["verdicts"])),
         subject=fields_from_records(fingerprint["subject"]), observer=fields_from_records(fingerprint["observer"]),

@@ -1,7 +1,7 @@
 """From verdicts to one exit code and one sentence. Pure.
 
 It does not know how verdicts are reached. Rules: the highest row of the table wins; an expected verdict counts as
-kept; nothing judged is not green; at least one PASS is needed for 0.
+kept; nothing judged is not green; 0 needs at least one PASS, or one verdict that its cell declares as its point.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ def _all_well(verdicts: Sequence[Verdict], passed: int, kept: int) -> str:
     parts += [f"{kept} failed as declared"] if kept else []
     parts += [f"{skipped} UNSUPPORTED as foreseen"] if skipped else []
     return ", ".join(parts)
+
+
+def left_out_words(cells: Sequence[str], matrix: str) -> str:
+    """What of a matrix a run was not asked to judge, as the end of a sentence; empty for all of it."""
+    if not cells:
+        return ""
+    return f"; {_count(cells, 'cell')} of matrix {matrix} left out by --cell"
 
 
 def _labels(verdicts: Sequence[Verdict], name: VerdictName) -> list[str]:

@@ -9,8 +9,9 @@ to say decides:
 3. a fingerprint field that differs and does not belong to the axis is INSUFFICIENT;
 4. any differing position is FAIL, witnessed or not;
 5. too few witnessed positions, or a control that stayed silent, is INSUFFICIENT;
-6. else PASS, with what it is worth. A cell that declares FAIL or ERROR as its point keeps that verdict, marked
-   expected; any other verdict there is INSUFFICIENT.
+6. else PASS, with what it is worth. A cell that declares FAIL, ERROR or RUN-TO-RUN as its point keeps that verdict,
+   marked expected; any other verdict there is INSUFFICIENT, and so is one that came about without the axis
+   (`harness.point`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from harness.lifetime import Failure
 from harness.limits import COMPANY, refused_rule, stated_limits, unsolved_sampling
 from harness.occupancy import occupancy
 from harness.plan import Pair
+from harness.point import hold_to_point
 from harness.verdict import (
     MOST_WHERE,
     ComparisonResult,
@@ -79,14 +81,7 @@ def judge(
         verdict = judge_environment(pair, whole, references or References(accepted={}))
     else:
         verdict = _judge(pair, whole)
-    expect = pair.cell.expect
-    if expect is None or verdict.verdict is VerdictName.UNSUPPORTED:
-        return verdict
-    declared = VerdictName(expect)
-    if verdict.verdict is declared:
-        return dataclasses.replace(verdict, expected=declared, reason=f"as declared: {verdict.reason}")
-    reason = f"the cell's point is to show {declared}, but it came to {verdict.verdict}: {verdict.reason}"
-    return dataclasses.replace(verdict, verdict=VerdictName.INSUFFICIENT, reason=reason)
+    return hold_to_point(pair, whole, verdict)
 
 
 def whole_captures(

@@ -17,7 +17,8 @@ SAMPLING = "limit.sampling"  # why equal seeds are not known to give equal draws
 COMPANY = "limit.company"  # how it is known who ran beside whom, where no step table of the engine's shows it
 MIXED = "limit.mixed"  # answers that came from more than one system
 ROUNDED = "limit.rounded"  # numbers that lost bits on the way
-_ALWAYS = (SAMPLING, MIXED, ROUNDED)
+PICKS = "limit.picks"  # where logprobs and picks come from, if not from tokens as they were generated
+_ALWAYS = (SAMPLING, MIXED, ROUNDED, PICKS)
 
 
 def refused_rule(captures: Sequence[Capture], rule: Rule) -> str | None:

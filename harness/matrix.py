@@ -26,13 +26,17 @@ from harness.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Cells with where they came from. `digest` is the SHA-256 over the files, in order."""
+    """Cells with where they came from. `digest` is the SHA-256 over the files, in order.
+
+    `left_out` names cells that the matrix has and somebody chose not to run.
+    """
 
     name: str
     path: Path
     cells: tuple[Cell, ...]
     allow_unsupported: tuple[str, ...]
     digest: str
+    left_out: tuple[str, ...] = ()
 
 
 def shipped_folder() -> Path:
@@ -71,6 +75,34 @@ def load_matrix(name_or_path: str) -> Matrix:
     """Reads every cell of a matrix. Raises CellError listing all mistakes of all files."""
     path = find_matrix(name_or_path)
     return _load(path, within=(), taken=set())
+
+
+def matrix_parts(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """(where a matrix and all it includes lie, cells whose UNSUPPORTED they foresee), without reading a cell.
+
+    Raises CellError.
+    """
+    places: list[Path] = []
+    allow: list[str] = []
+    _gather(path, (), places, allow)
+    return tuple(places), tuple(allow)
+
+
+def _gather(path: Path, within: tuple[Path, ...], places: list[Path], allow: list[str]) -> None:
+    if path.resolve() in [place.resolve() for place in places]:
+        return
+    places.append(path)
+    header = path / "matrix.toml"
+    if not header.is_file():
+        return
+    mistakes: list[str] = []
+    document = _parse_toml(header, _read_bytes(header), mistakes)
+    include, foreseen = ((), ()) if document is None else _read_header(header, document, mistakes)
+    if mistakes:
+        raise CellError("\n".join(mistakes))
+    allow += foreseen
+    for place in _included(path, include, (*within, path)):
+        _gather(place, (*within, path), places, allow)
 
 
 def _load(path: Path, within: tuple[Path, ...], taken: set[Path]) -> Matrix:

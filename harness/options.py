@@ -7,7 +7,17 @@ from typing import TypeVar
 
 import click
 
+from harness.lifetime import DEADLINE_S
+
 F = TypeVar("F", bound=Callable[..., object])
+
+
+def deadline_option(function: F) -> F:
+    """How long one case may take."""
+    return click.option(
+        "--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, metavar="SECONDS",
+        help=f"What one case may take at most. [{DEADLINE_S:.0f}]",
+    )(function)  # fmt: skip
 
 
 def subject_options(function: F) -> F:

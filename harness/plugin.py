@@ -1,8 +1,10 @@
 """The pytest plugin: `pytest -m matrix` runs cells as tests. The composition root together with the command line.
 
 It imports neither pytest's internals nor an engine at load time. Rules: without `-m matrix` (or a cell file as an
-argument) nothing of it is collected; every planned pair that remains after deselection is judged or the session fails;
-UNSUPPORTED is a skip with its reason, everything but PASS and APPROVED (or an expected verdict) is a failure.
+argument) nothing of it is collected; paths that are given are collected, and `--samebits-matrix` adds to them; every
+planned pair that remains after deselection is judged or the session fails, and so does one in which nothing passed;
+UNSUPPORTED is a skip with its reason where `[requires]` or the matrix foresees it; everything else but PASS and
+APPROVED (or an expected verdict) is a failure.
 
 Without xdist the first item runs the whole remaining plan, so that cells share engine processes. Under xdist each
 worker runs what its item needs, one worker at a time, and finds what others have captured in the session's folder.
@@ -34,7 +36,7 @@ class Node(Protocol):
 
 MARK = "matrix"
 SESSION = "samebits_session"
-PLANNED, JUDGED = "samebits_planned", "samebits_judged"
+PLANNED, JUDGED, PASSED = "samebits_planned", "samebits_judged", "samebits_passed"
 KEY = pytest.StashKey["MatrixSession"]()
 
 
@@ -54,19 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}: a cell of the reproducibility matrix; runs an engine")
     if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(XdistHooks(config), "samebits-xdist")
-    matrices = config.getoption("samebits_matrix")
-    if not _asked_for(config) and matrices is None:
+    if not _asked_for(config):
         return
-    from harness.matrix import find_matrix
+    matrices = config.getoption("samebits_matrix")
+    given = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+    from harness.matrix import find_matrix, matrix_parts
 
     try:
-        paths = [find_matrix(name).resolve() for name in matrices or ["quick"]]
+        parts = [matrix_parts(find_matrix(name)) for name in matrices or ([] if given else ["quick"])]
     except SamebitsError as error:
         raise pytest.UsageError(str(error)) from error
-    given = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
-    if any(path.suffix == ".toml" or path in paths for path in given):
-        return
-    config.args = [str(path) for path in paths]
+    known = [Path(argument).resolve() for argument in given]
+    paths = dict.fromkeys(place.resolve() for places, _ in parts for place in places)
+    config.args = [*given, *(str(path) for path in paths if path not in known)]
 
 
 def _asked_for(config: pytest.Config) -> bool:
@@ -122,9 +124,14 @@ class CellItem(pytest.Item):
         verdict = session.judged(self.path, self.pair.label)
         session.judged_keys.add(self.key)
         if verdict.verdict is VerdictName.UNSUPPORTED:
-            pytest.skip(f"UNSUPPORTED: {verdict.reason}")
+            if verdict.foreseen or session.is_foreseen(self.path, verdict.cell):
+                pytest.skip(f"UNSUPPORTED: {verdict.reason}")
+            raise CellFailed(
+                f"UNSUPPORTED, and neither [requires] nor the matrix's allow_unsupported foresees it: {verdict.reason}"
+            )
         if verdict.expected is None and verdict.verdict not in (VerdictName.PASS, VerdictName.APPROVED):
             raise CellFailed(session.failure_text(self.path, self.pair.label))
+        session.passed_keys.add(self.key)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:  # noqa: ARG002
         """Five lines for a failed cell, one message for an error of use."""
@@ -155,6 +162,16 @@ class MatrixSession:
         self.selected: dict[Path, list[str]] = {}
         self.planned: set[str] = set()
         self.judged_keys: set[str] = set()
+        self.passed_keys: set[str] = set()
+
+    @property
+    def shortcoming(self) -> str:
+        """Why the session cannot be green; empty when it can."""
+        if self.unjudged:
+            return f"{len(self.unjudged)} planned pairs were not judged"
+        if self.planned and not self.passed_keys:
+            return "nothing passed: every planned pair failed or is UNSUPPORTED here"
+        return ""
 
     @property
     def unjudged(self) -> list[str]:
@@ -186,6 +203,13 @@ class MatrixSession:
             except SamebitsError as error:
                 raise pytest.Collector.CollectError(str(error)) from error
         return self.plans[file]
+
+    def is_foreseen(self, file: Path, cell: str) -> bool:
+        """Whether the cell's folder, or a matrix that was asked for, allows the cell to be UNSUPPORTED."""
+        from harness.matrix import find_matrix, matrix_parts
+
+        asked = [find_matrix(name) for name in self.config.getoption("samebits_matrix") or ()]
+        return any(cell in matrix_parts(place)[1] for place in (file.parent, *asked))
 
     def judged(self, file: Path, label: str) -> Verdict:
         """The verdict of a pair, running what is missing first."""
@@ -259,15 +283,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails the session when a planned pair was not judged; an xdist worker only reports."""
+    """Fails the session when a planned pair was not judged or nothing passed; an xdist worker only reports."""
     if KEY not in session.config.stash or session.config.getoption("collectonly"):
         return
     matrix = MatrixSession.of(session.config)
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[PLANNED], output[JUDGED] = sorted(matrix.planned), sorted(matrix.judged_keys)
+        output[PASSED] = sorted(matrix.passed_keys)
         return
-    if matrix.unjudged and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if matrix.shortcoming and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -283,6 +308,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.line(f"{judged} of {len(matrix.planned)} planned pairs judged; captures in {matrix.folder}")
     for key in matrix.unjudged:
         terminalreporter.line(f"planned but not judged: {key}")
+    if matrix.shortcoming:
+        terminalreporter.line(f"not green: {matrix.shortcoming}")
 
 
 class XdistHooks:
@@ -303,3 +330,4 @@ class XdistHooks:
         matrix = MatrixSession.of(self.config)
         matrix.planned |= set(output.get(PLANNED, ()))
         matrix.judged_keys |= set(output.get(JUDGED, ()))
+        matrix.passed_keys |= set(output.get(PASSED, ()))

@@ -61,6 +61,7 @@ def run_record(
             "name": plan.matrix.name,
             "path": _shown_path(plan.matrix.path),
             "digest": plan.matrix.digest,
+            "left_out": list(plan.matrix.left_out),
         },
         "engine": plan.engine,
         "model": plan.model,
@@ -192,6 +193,9 @@ def read_record(folder: Path) -> dict[str, object]:
     file = folder / RECORD
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StoreError(f"{file}: no such file; name the folder of a finished run (one that was interrupted has none "
+                         "yet: the same `samebits run` with the same --out resumes it)") from error  # fmt: skip
     except (OSError, ValueError) as error:
         raise StoreError(f"{file}: expected the record of a finished run: {error}") from error
     message = schema_mistake(record.get("schema") if isinstance(record, dict) else None, SCHEMA)

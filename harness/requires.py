@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from harness.cell import Requires
 from harness.engine import Scalar
+from harness.fingerprint.accelerator import count_accelerators
 
 
 def unmet_requirement(
@@ -28,8 +29,8 @@ def unmet_requirement(
             return f"program {program!r} is not on the PATH"
     if requires.cores > cores:
         return f"{requires.cores} cores are needed, {cores} are usable"
-    if requires.accelerators:
-        return f"{requires.accelerators} accelerator(s) needed; this engine and host show none"
+    if requires.accelerators and (found := count_accelerators()) < requires.accelerators:
+        return f"{requires.accelerators} accelerator(s) needed, this host shows {found or 'none'}"
     return _missing_flags(requires.cpu_flags)
 
 

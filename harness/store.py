@@ -1,8 +1,8 @@
 """Keeps captures on disk as Parquet, one folder per case; the only module that reads and writes them.
 
 It does not know engines or verdicts. Rules: a capture appears whole or not at all (written aside, then renamed); every
-file's SHA-256 is kept and checked on reading; a schema number comes first; a full disk or read-only folder is one
-clear error and leaves nothing behind.
+file's SHA-256 is kept in the header and checked on reading, the header's own too, and that it is of the case its folder
+is named for; a schema number comes first; a full disk or read-only folder is one clear error and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from harness.capture import Capture
 from harness.engine import Field, FieldClass, Scalar
 from harness.errors import OutputError, StoreError
 from harness.matrix import schema_mistake
-from harness.traces import PositionTable, RequestTable, StepTable, Traces
+from harness.seal import check_seal, sealed
+from harness.traces import NO_TOKEN, PositionTable, RequestTable, StepTable, Traces
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +54,7 @@ class Store:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             files = {name: _write_table(aside / f"{name}.parquet", table) for name, table in _tables(capture.traces)}
-            header = json.dumps(_header(capture, files), indent=1, sort_keys=True)
+            header = json.dumps(sealed(_header(capture, files)), indent=1, sort_keys=True)
             (aside / HEADER).write_text(header + "\n", encoding="utf-8")
             place = self.folder / capture.case
             shutil.rmtree(place, ignore_errors=True)
@@ -81,9 +82,13 @@ class Store:
             raise StoreError(
                 f"{file}: expected a capture's header: {error}; delete the folder to capture again"
             ) from error
-        message = schema_mistake(header.get("schema"), SCHEMA)
+        message = schema_mistake(header.get("schema") if isinstance(header, dict) else None, SCHEMA)
         if message:
             raise StoreError(f"{file}: $.schema: {message}")
+        check_seal(header, file, "capture again")
+        if header["capture"]["case"] != case:
+            raise StoreError(f"{file}: $.capture.case: expected {case}, as its folder is named, found "
+                             f"{header['capture']['case']}: it is another case's capture; capture again")  # fmt: skip
         return cast("Mapping[str, object]", header)
 
     def remove(self, case: str) -> None:
@@ -163,11 +168,17 @@ def _table(columns: RequestTable | PositionTable | StepTable) -> pa.Table:
         if value is None:
             continue
         if isinstance(value, np.ndarray) and value.ndim == 2:
+            value = value if value.shape[1] else _padding(value)
             flat = pa.array(np.ascontiguousarray(value).reshape(-1))
             arrays[field.name] = pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
         else:
             arrays[field.name] = pa.array(value)
     return pa.table(arrays)
+
+
+def _padding(nothing: np.ndarray) -> np.ndarray:
+    """One column of padding in place of none: Arrow has no lists of width 0, and digests do not count padding."""
+    return np.full((len(nothing), 1), NO_TOKEN if nothing.dtype.kind == "i" else np.nan, nothing.dtype)
 
 
 def _write_table(file: Path, table: pa.Table) -> str:

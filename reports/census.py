@@ -15,6 +15,7 @@ from harness.errors import StoreError
 SCHEMA = 1
 MOST_BRANCHES = 120  # of one prompt's tree that are drawn
 MOST_TEXT = 90  # characters of a branch that are shown
+MOST_LINES = 12  # branches of one prompt that a terminal shows
 WIDE = 150  # columns where the output is no terminal
 STATUS = {0: "good", 1: "bad", 3: "open"}
 
@@ -37,7 +38,7 @@ def render_census(record: Mapping[str, object]) -> str:
 
 
 def census_table(record: Mapping[str, object], width: int | None = None) -> str:
-    """One row per prompt, then company, limits and the sentence. Raises StoreError for another schema."""
+    """One row per prompt, trees of those that part, company, limits, sentence. Raises StoreError: another schema."""
     from rich.console import Console
     from rich.table import Table
 
@@ -54,10 +55,24 @@ def census_table(record: Mapping[str, object], width: int | None = None) -> str:
     out = StringIO()
     Console(file=out, width=width or WIDE, no_color=True, markup=False).print(table)
     company = record["company"]
-    lines = [out.getvalue().rstrip()]
+    lines = [out.getvalue().rstrip(), *(line for one in _prompts(record) for line in _tree_lines(one))]
     lines += [str(company["sentence"])] if isinstance(company, Mapping) else ["the engine shows no steps"]
     lines += [f"! {cap}" for cap in _list(record["caps"])]
     return "\n".join([*lines, str(record["sentence"])])
+
+
+def _tree_lines(prompt: Mapping[str, object]) -> list[str]:
+    """Where one prompt's paths part, for terminals; nothing for one that has one path."""
+    drawn = _drawn(prompt)
+    branches = [branch for branch in _list(drawn["branches"]) if isinstance(branch, Mapping)]
+    if len(branches) < 2:
+        return []
+    lines = [f"{prompt['prompt']}: where paths part"]
+    for branch in branches[:MOST_LINES]:
+        text = branch["shown"] or ("(no token in common)" if branch["depth"] == 0 else "(ends here)")
+        lines.append(f"{'  ' * (int(branch['depth']) + 1)}{branch['count']} x from token {branch['start']}: {text}")
+    more = len(_list(prompt["tree"])) - len(lines) + 1
+    return [*lines, f"  {more} further branches are in census.json"] if more > 0 else lines
 
 
 def share(value: object) -> str:

@@ -83,10 +83,9 @@ def judge_lines(record: Mapping[str, object]) -> list[str]:
     judge = record["judge"]
     if not isinstance(judge, Mapping):
         return []
-    lines = [
-        f"judge {judge['name']}: {judge['model']} on {judge['engine']} at temperature 0, fingerprint "
-        f"{_mapping(judge['fingerprint'])['digest']}, {judge['questions']} different questions"
-    ]
+    who = f"judge {judge['name']}: {judge['model']} on {judge['engine']} at temperature 0"
+    fingerprint = _mapping(judge["fingerprint"])["digest"]
+    lines = [f"{who}, fingerprint {fingerprint}, {judge['questions']} different questions"]
     if judge["unread"]:
         lines.append(f"{judge['unread']} of its {judge['questions']} outputs could not be read and earn nothing")
     if judge["shown"]:

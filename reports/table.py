@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -30,9 +32,28 @@ def verdict_table(run: Mapping[str, object]) -> RenderableType:
     for column in COLUMNS:
         table.add_column(column, overflow="fold", justify="right" if column in _NUMBERS else "left")
     for verdict in record.verdicts:
-        entry, *rest = _row(verdict)
-        table.add_row(Text(entry, style=_STYLES[status(verdict)]), *(Text(one_line(item)) for item in rest))
+        entry, label, *rest = _row(verdict)
+        table.add_row(
+            Text(entry, style=_STYLES[status(verdict)]),
+            _Label(one_line(label)),
+            *(Text(one_line(item)) for item in rest),
+        )
     return Group(table, *(Text(line, style="yellow") for line in _below(record)), Text(_closing(record)))
+
+
+class _Label:
+    """`cell[variant]`; where a terminal is too narrow, the variant on a line of its own."""
+
+    def __init__(self, label: str) -> None:
+        name, bracket, variant = label.partition("[")
+        self.whole, self.parts = label, [name, bracket + variant] if bracket else [name]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max(cell_len(part) for part in self.parts), cell_len(self.whole))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fits = cell_len(self.whole) <= options.max_width
+        yield Text(self.whole if fits else "\n".join(self.parts), overflow="fold")
 
 
 def plain_table(run: Mapping[str, object]) -> str:

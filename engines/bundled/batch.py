@@ -33,7 +33,10 @@ class Ranked(Protocol):
     """An arithmetic that can say what each of its processes holds and has done."""
 
     def counts(self) -> tuple[Mapping[str, int], ...]:
-        """By rank: weight_bytes, kv_bytes, steps, threads_seen, peak_memory_kib, pid. Raises RankError, if lost."""
+        """By rank: weight_bytes, kv_bytes, steps, threads_seen, cores, peak_memory_kib, pid.
+
+        `cores` is on how many the process may run. Raises RankError, if lost.
+        """
 
 
 class Arithmetic(Protocol):

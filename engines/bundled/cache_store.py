@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -172,7 +173,7 @@ def read_content(folder: Path, sha256: str) -> Float32:
 
 def _fill(layers: tuple[LayerPages, ...], content: Float32, places: list[int], stored: int) -> None:
     """Writes the first len(places) of `stored` pages where they belong."""
-    size = layers[0].keys[0].size
+    size = math.prod(layers[0].keys.shape[1:])
     parts = content.reshape(len(layers), 2, stored, size)
     for layer, (keys, values) in zip(layers, parts, strict=True):
         layer.keys[places] = keys[: len(places)].reshape(-1, *layer.keys.shape[1:])

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engines.bundled.arithmetic import open_arithmetic
+from engines.bundled.arithmetic import NAMES, open_arithmetic
 from engines.bundled.batch import Arithmetic, StepBatch
 from engines.bundled.config import EngineConfig, Model
 from engines.bundled.errors import NotSupported
@@ -176,7 +176,9 @@ def open_drafter(model: Model, config: EngineConfig, kernels: SamplerKernels) ->
     if config.draft == "lookup":
         return Drafter(Lookup(), config)
     small = first_layers(model)
-    return Drafter(LayerDraft(open_arithmetic(small, replace(config, draft="off")), kernels, config), config)
+    name = config.arithmetic if config.arithmetic in NAMES else "portable"  # it runs on the CPU and decides nothing
+    own = replace(config, draft="off", arithmetic=name, dtype="float32")
+    return Drafter(LayerDraft(open_arithmetic(small, own), kernels, config), config)
 
 
 def first_layers(model: Model) -> Model:

@@ -9,6 +9,7 @@ own choice, or the configuration's. Source: the decode-verify-rollback protocol 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +23,14 @@ from engines.bundled.scheduler import Scheduler
 from engines.bundled.sequence import Sequence
 
 UNUSED_PAGE = -1  # fills page tables past a sequence's end; never read
+
+
+@runtime_checkable
+class LendsPages(Protocol):
+    """An arithmetic on a device that can be computed with in free order over the same pages."""
+
+    def free_over_my_pages(self, model: Model) -> Arithmetic:
+        """`free` with the model's weights."""
 
 
 class FastPath:
@@ -84,10 +93,13 @@ def open_fast_path(model: Model, config: EngineConfig, kernels: SamplerKernels, 
 
     if config.rollback == "off":
         return None
+    if isinstance(target, LendsPages):
+        return FastPath(target.free_over_my_pages(in_bfloat16(model)), kernels, config)
     if not isinstance(target, KernelArithmetic):
         raise NotSupported(
             f"rollback = {config.rollback} on arithmetic {target.name} of {type(target).__module__}: the fast path "
-            "writes into the KV pages of the CPU kernels; use arithmetic portable or free on the CPU, in one process"
+            "writes into the target's own KV pages, which this one does not lend; use arithmetic portable, free or "
+            "tensorcore in one process"
         )
     fast = open_arithmetic(in_bfloat16(model), replace(config, arithmetic="free"))
     if not isinstance(fast, KernelArithmetic):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engines.http.options import AS_STARTED, SERVER_MODES, SETTINGS, TEXT_MODEL, find_problem
+from engines.http.options import AS_STARTED, NOT_FORCED, SERVER_MODES, SETTINGS, TEXT_MODEL, find_problem
 from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Replay, Rule, Scalar, Setting, Tokenizer
 
 _ATTACHED = "the server is attached to, so it cannot be restarted from here; leave out url to have one started"
@@ -21,6 +21,7 @@ _AXES: dict[str, AxisSupport] = {
     "order": AxisSupport(),
     "replica": AxisSupport(fields=("config.replica", "resolved.replica")),
     "restart": AxisSupport(),
+    "scoring": AxisSupport(fields=("config.scoring", "resolved.scoring")),
     "server_history": AxisSupport(),
 }
 _TEXT_CONTEXT = 1 << 20  # bytes; the server is the one to refuse
@@ -50,8 +51,12 @@ class EndpointAdapter:
     def refuses(self, axis: str, replay: Replay, configuration: Mapping[str, Scalar]) -> str | None:
         """Why a cell cannot be run with these settings, or None."""
         values = {setting.name: setting.default for setting in SETTINGS} | dict(configuration)
-        if replay == "golden":
-            return 'an endpoint cannot be forced along given tokens; use replay = "natural"'
+        if axis == "scoring":
+            values |= {"scoring": "prefill"}
+            if replay != "golden":
+                return "axis 'scoring' needs golden replay: only a path that is known can be read as a prompt"
+        if replay == "golden" and values["scoring"] != "prefill":
+            return NOT_FORCED
         if axis == "restart" and values["url"]:
             return _ATTACHED
         if axis == "replica" and values["url"] and not values["second_url"]:

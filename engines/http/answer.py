@@ -39,6 +39,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[Candidates] = field(default_factory=list)
+    picks: list[int] = field(default_factory=list)  # of a path that was read; what is generated is its own pick
     times: list[float] = field(default_factory=list)
     text: str = ""
     finish: str | None = None

@@ -1,20 +1,22 @@
-"""One HTTP client for every endpoint: bounded, never redirected, never retried, and silent about its key.
+"""One HTTP client for every endpoint: bounded, never retried, never led elsewhere, and silent about its key.
 
-It does not know what requests mean. Rules: a request is sent once, and whatever goes wrong with it is an EndpointError
-that says what was seen; no redirect is followed, so that a key never reaches another host; neither proxies nor
-credentials are taken from the environment, for no record would carry them; bytes are bounded per answer, silence and
-whole requests in time; the key is taken out of everything that is said.
+It does not know what requests mean. Rules: a request is answered once, and whatever goes wrong with it is an
+EndpointError that says what was seen; a redirect is followed a few times within one scheme, host and port, where it
+keeps the method, and refused otherwise, so that a key never reaches another place; neither proxies nor credentials
+are taken from the environment, for no record would carry them; bytes are bounded per answer, silence and whole
+requests in time; the key is taken out of everything that is said.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn, Self, cast
-from urllib.parse import urlsplit
+from typing import Any, NoReturn, Self, cast
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
 
@@ -23,10 +25,15 @@ from engines.http.sse import EventParser
 from harness.errors import EngineError
 
 Json = dict[str, object]
+Heads = Callable[[Mapping[str, str]], None]  # given the headers of an answer that is no error
+MOST_REDIRECTS = 3
 MOST_QUOTED = 300  # characters of a server's own words
 MOST_ERROR_BYTES = 4096
 _REDIRECT, _ERROR = 300, 400
 _TOO_MANY = 429
+_REPEATED = (307, 308)  # redirects that keep method and body (RFC 9110, section 15.4)
+_FETCHED = (301, 302, 303, *_REPEATED)
+_PORTS = {"http": 80, "https": 443}
 
 
 class EndpointError(EngineError):
@@ -49,12 +56,16 @@ class Bounds:
 class Client:
     """Connections to one server. Use as an asynchronous context manager."""
 
-    def __init__(self, url: str, key: str | None, bounds: Bounds) -> None:
-        """`url` is the server's root, with or without a path. Raises EngineError for one that cannot be used."""
+    def __init__(self, url: str, key: str | None, bounds: Bounds, *, reuse: bool = True) -> None:
+        """`url` is the server's root, with or without a path; without `reuse` every request has its own connection.
+
+        Raises EngineError for a URL that cannot be used.
+        """
         self.url = check_url(url)
         self._key = key
         self._bounds = bounds
-        headers = {"accept-encoding": "identity", "user-agent": "samebits"}
+        self.redirects = 0  # followed so far
+        headers = {"accept-encoding": "identity", "user-agent": "samebits"} | ({} if reuse else {"connection": "close"})
         self._http = httpx.AsyncClient(
             headers=headers | ({"authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(bounds.silence_s, pool=None),
@@ -90,19 +101,21 @@ class Client:
         """The JSON object of a page. Raises EndpointError."""
         return self.read_json(await self.get(path), f"GET {path}")
 
-    async def post(self, path: str, body: Json) -> Json:
+    async def post(self, path: str, body: Json, heads: Heads = lambda _: None) -> Json:
         """The JSON object that answers a body. Raises EndpointError."""
-        return self.read_json(await self._whole("POST", path, body), f"POST {path}")
+        return self.read_json(await self._whole("POST", path, body, heads), f"POST {path}")
 
-    async def events(self, path: str, body: Json) -> AsyncGenerator[tuple[float, bytes], None]:
+    async def events(
+        self, path: str, body: Json, heads: Heads = lambda _: None
+    ) -> AsyncGenerator[tuple[float, bytes], None]:
         """(`time.perf_counter()` at which its last byte arrived, data) of each event of a streamed answer.
 
         Raises EndpointError: the stream ends inside an event, or anything that `get` raises.
         """
         parser, what = EventParser(), f"POST {path}"
         try:
-            async with asyncio.timeout(self._bounds.request_s), self._open("POST", path, body) as response:
-                await self._check(response, what)
+            async with asyncio.timeout(self._bounds.request_s), self._answer("POST", path, body) as response:
+                heads(response.headers)
                 kind = response.headers.get("content-type", "")
                 if not kind.startswith("text/event-stream"):
                     self._fail(what, f"expected text/event-stream, found {kind or 'no content-type'!r}")
@@ -127,22 +140,44 @@ class Client:
             self._fail(what, f"expected a JSON object, found {type(value).__name__}")
         return cast("Json", value)
 
-    async def _whole(self, method: str, path: str, body: Json | None) -> bytes:
+    async def _whole(self, method: str, path: str, body: Json | None, heads: Heads = lambda _: None) -> bytes:
         what, parts = f"{method} {path}", []
         try:
-            async with asyncio.timeout(self._bounds.request_s), self._open(method, path, body) as response:
-                await self._check(response, what)
+            async with asyncio.timeout(self._bounds.request_s), self._answer(method, path, body) as response:
+                heads(response.headers)
                 async for chunk in self._chunks(response, what):
                     parts.append(chunk)  # noqa: PERF401 - an async comprehension would hide the bound
         except (httpx.HTTPError, TimeoutError) as error:
             self._fail(what, self._told(error))
         return b"".join(parts)
 
-    def _open(self, method: str, path: str, body: Json | None):  # type: ignore[no-untyped-def]  # noqa: ANN202 - httpx's own
-        if body is None:
-            return self._http.stream(method, self.url + path)
-        data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        return self._http.stream(method, self.url + path, content=data, headers={"content-type": "application/json"})
+    @asynccontextmanager
+    async def _answer(self, method: str, path: str, body: Json | None) -> AsyncIterator[httpx.Response]:
+        """The answer, with its body unread: neither an error nor a redirect."""
+        what, url, sent = f"{method} {path}", self.url + path, _encoded(body)
+        for _ in range(MOST_REDIRECTS + 1):
+            async with self._http.stream(method, url, **sent) as response:
+                if not _REDIRECT <= response.status_code < _ERROR:
+                    await self._check(response, what)
+                    yield response
+                    return
+                url = self._target(method, url, response, what)
+        self._fail(what, f"redirected more than {MOST_REDIRECTS} times; set url to where it leads")
+
+    def _target(self, method: str, url: str, response: httpx.Response, what: str) -> str:
+        """Where a redirect leads, within the server. Raises EndpointError."""
+        status, location = response.status_code, str(response.headers.get("location", ""))
+        if not location or status not in _FETCHED:
+            self._fail(what, f"HTTP {status} is no answer and names no other place", status)
+        target = urlsplit(urljoin(url, location))
+        if _origin(target) != _origin(urlsplit(self.url)) or "@" in target.netloc:
+            place = f"{target.scheme}://{target.netloc.rpartition('@')[2]}"
+            self._fail(what, f"HTTP {status} redirects to {place}; redirects are followed within one scheme, host and "
+                             "port alone, set url to where it leads", status)  # fmt: skip
+        if method != "GET" and status not in _REPEATED:
+            self._fail(what, f"HTTP {status} redirects to another path, where a {method} would become a GET", status)
+        self.redirects += 1
+        return target._replace(fragment="").geturl()
 
     async def _chunks(self, response: httpx.Response, what: str) -> AsyncIterator[bytes]:
         encoding = response.headers.get("content-encoding", "identity")
@@ -159,11 +194,6 @@ class Client:
         status = response.status_code
         if status < _REDIRECT:
             return
-        if status < _ERROR:
-            target = urlsplit(response.headers.get("location", ""))
-            place = f"{target.scheme}://{target.netloc.rpartition('@')[2]}" if target.netloc else "another path"
-            reason = f"HTTP {status} redirects to {place}; redirects are not followed, set url to where it leads"
-            self._fail(what, reason, status)
         quoted = b""
         async for chunk in response.aiter_raw():
             quoted += chunk
@@ -192,6 +222,19 @@ def check_url(url: str) -> str:
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise EngineError("url: expected no user, password, query or fragment; name the key's variable in api_key_env")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def _encoded(body: Json | None) -> dict[str, Any]:
+    """What httpx is told of a body."""
+    if body is None:
+        return {}
+    data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return {"content": data, "headers": {"content-type": "application/json"}}
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port; httpx has refused what is no URL."""
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def _refuse_constant(name: str) -> NoReturn:

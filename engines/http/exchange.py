@@ -7,7 +7,7 @@ error; nothing comes after [DONE]; a request that is to leave is left by closing
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
@@ -19,6 +19,8 @@ from engines.http.sse import DONE
 from harness.errors import EngineError
 from harness.request import Request
 
+IDENTITY_HEADER = "x-samebits-fingerprint"  # `samebits serve`: the digest over its identity fields
+
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
@@ -26,6 +28,7 @@ class Exchange:
 
     request: Request
     prompt: Prompt
+    dialect: Dialect
     body: Json
     companion: bool = False
     leave_after: int | None = None
@@ -33,6 +36,7 @@ class Exchange:
     ended_at: float = 0.0
     answers: tuple[Answer, ...] = ()
     fingerprints: set[str] = field(default_factory=set)  # what answers said of the system that made them
+    identity: str = ""  # the digest in the answer's header, where a server sends one
     done: bool = False
     left: bool = False
 
@@ -41,33 +45,35 @@ class Exchange:
         """Tokens of the slowest choice so far."""
         return min((len(answer.tokens) for answer in self.answers), default=0)
 
+    def take_headers(self, headers: Mapping[str, str]) -> None:
+        """Keeps what an answer's headers say of who made it."""
+        self.identity = headers.get(IDENTITY_HEADER, "")
+
 
 def open_exchange(
     dialect: Dialect, request: Request, prompt: Prompt, model: str, *, companion: bool, leave_after: int | None
 ) -> Exchange:
     """Makes the body. Raises Unsupported for what the interface has no word for."""
     return Exchange(
-        request=request, prompt=prompt, body=dialect.body(request, prompt, model), companion=companion,
-        leave_after=leave_after,
+        request=request, prompt=prompt, dialect=dialect, body=dialect.body(request, prompt, model),
+        companion=companion, leave_after=leave_after,
     )  # fmt: skip
 
 
-async def run_exchange(
-    client: Client, dialect: Dialect, exchange: Exchange, offer: Offer | None, moved: Callable[[], None]
-) -> None:
+async def run_exchange(client: Client, exchange: Exchange, offer: Offer | None, moved: Callable[[], None]) -> None:
     """Sends and reads; `moved` is called after every event. `offer` None: whatever comes is taken.
 
     Raises EngineError, naming the request.
     """
-    sampling = exchange.request.sampling
+    sampling, dialect = exchange.request.sampling, exchange.dialect
     exchange.answers = tuple(Answer(candidates=sampling.logprobs) for _ in range(sampling.n))
     exchange.sent_at = time.perf_counter()
     try:
         if dialect.streams:
-            await _stream(client, dialect, exchange, moved)
+            await _stream(client, exchange, moved)
         else:
-            event = await client.post(dialect.path, exchange.body)
-            _read(client, dialect, exchange, event, time.perf_counter())
+            event = await client.post(dialect.path, exchange.body, exchange.take_headers)
+            _read(client, exchange, event, time.perf_counter())
         exchange.ended_at = time.perf_counter()
         if not exchange.left:
             _close(exchange, offer)
@@ -79,16 +85,17 @@ async def run_exchange(
     moved()
 
 
-async def _stream(client: Client, dialect: Dialect, exchange: Exchange, moved: Callable[[], None]) -> None:
-    done, what = False, f"POST {dialect.path}"
-    async with aclosing(client.events(dialect.path, exchange.body)) as events:
+async def _stream(client: Client, exchange: Exchange, moved: Callable[[], None]) -> None:
+    done, dialect = False, exchange.dialect
+    what = f"POST {dialect.path}"
+    async with aclosing(client.events(dialect.path, exchange.body, exchange.take_headers)) as events:
         async for at, data in events:
             if done:
                 raise ValueError("something came after [DONE]")
             if data == DONE:
                 done = True
                 continue
-            _read(client, dialect, exchange, client.read_json(data, what), at)
+            _read(client, exchange, client.read_json(data, what), at)
             if exchange.leave_after is not None and exchange.generated >= exchange.leave_after:
                 exchange.left = any(answer.finish is None for answer in exchange.answers)
                 if exchange.left:
@@ -98,15 +105,15 @@ async def _stream(client: Client, dialect: Dialect, exchange: Exchange, moved: C
         raise ValueError(f"the stream ended after {exchange.generated} tokens without [DONE]: it was cut off")
 
 
-def _read(client: Client, dialect: Dialect, exchange: Exchange, event: Mapping[str, object], at: float) -> None:
+def _read(client: Client, exchange: Exchange, event: Mapping[str, object], at: float) -> None:
     error = event.get("error")
     if error:
         message = error.get("message") if isinstance(error, dict) else error
-        raise EndpointError(f"POST {dialect.path}: the server reports an error: {client.scrub(str(message))}")
+        raise EndpointError(f"POST {exchange.dialect.path}: the server reports an error: {client.scrub(str(message))}")
     system = event.get("system_fingerprint")
     if isinstance(system, str):
         exchange.fingerprints.add(system)
-    dialect.read(dict(event), exchange.answers, at)
+    exchange.dialect.read(dict(event), exchange.answers, at)
 
 
 def _close(exchange: Exchange, offer: Offer | None) -> None:
@@ -117,6 +124,16 @@ def _close(exchange: Exchange, offer: Offer | None) -> None:
     ids, counted = exchange.prompt.ids, exchange.answers[0].prompt_tokens
     if ids is not None and counted is not None and counted != len(ids):
         raise ValueError(f"the server counts {counted} prompt tokens, {len(ids)} were sent")
+
+
+def refuse_other_identity(exchanges: Iterable[Exchange], identity: str) -> None:
+    """Raises EngineError where an answer came from a server of another identity than the probes'."""
+    for one in exchanges:
+        if one.done and one.identity != identity:
+            raise EngineError(
+                f"request {one.request.id!r}: the server's identity changed while it was asked: {IDENTITY_HEADER} was "
+                f"{identity or 'not sent'}, now it is {one.identity or 'not sent'}"
+            )
 
 
 _NAMINGS: Sequence[Naming] = ("text", "names", "ids")

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from engines.http.dialect import Dialect
 from engines.http.dialects.llamacpp import LlamaCpp
 from engines.http.dialects.openai import OpenAi
+from engines.http.dialects.prompt_logprobs import CompletionScorer, SglangScorer, VllmScorer
 from engines.http.dialects.sglang import Sglang
 from engines.http.dialects.tgi import Tgi
 from engines.http.dialects.vllm_generate import VllmGenerate
+from engines.http.scoring import Scorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Flavour:
     pages: tuple[str, ...] = ()
     started: str = "process_start_time_seconds"
     modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # server_mode to its flags
+    reuse: bool = True  # connections; not where a server closes one that it said it would keep
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by interface; others return no prompt's logprobs
 
     @property
     def default_interface(self) -> str:
@@ -50,38 +54,46 @@ _LIST = (
     Flavour(
         name="samebits",
         interfaces={
-            "completions": OpenAi(chat=False, additions=True, seed_limit=2**64),
-            "chat": OpenAi(chat=True, additions=True, seed_limit=2**64),
+            "completions": OpenAi(chat=False, additions=True, grammars="vllm", seed_limit=2**64),
+            "chat": OpenAi(chat=True, additions=True, grammars="vllm", seed_limit=2**64),
         },
         health="/health", metrics="/metrics", running="samebits_requests_running",
         cached="samebits_cached_tokens_total", pages=("/version", "/samebits/fingerprint"),
         modes={name: ("--mode", name) for name in ("deterministic", "ordinary", "free")},
+        scorers={"completions": CompletionScorer()},
     ),
     Flavour(
         name="vllm",
         interfaces={
-            "completions": OpenAi(chat=False, additions=True, grammars=True),
-            "chat": OpenAi(chat=True, additions=True, grammars=True),
+            "completions": OpenAi(chat=False, additions=True, grammars="vllm"),
+            "chat": OpenAi(chat=True, additions=True, grammars="vllm"),
             "generate": VllmGenerate(),
         },
         health="/health", metrics="/metrics", running="vllm:num_requests_running",
         cached="vllm:prefix_cache_hits_total", pages=("/version",),
+        scorers={"completions": CompletionScorer(), "generate": VllmScorer()},
         modes={"deterministic": (), "ordinary": (), "free": ()},
     ),
     Flavour(
         name="sglang",
-        interfaces={"generate": Sglang(), "completions": OpenAi(chat=False, additions=False), "chat": _CHAT},
+        interfaces={
+            "generate": Sglang(),
+            "completions": OpenAi(chat=False, additions=False, grammars="sglang"),
+            "chat": OpenAi(chat=True, additions=False, grammars="sglang"),
+        },
         health="/health", metrics="/metrics", running="sglang:num_running_reqs", cached="sglang:cached_tokens_total",
         pages=("/get_server_info", "/get_model_info", "/server_info", "/model_info"),
         modes={"deterministic": ("--enable-deterministic-inference",), "ordinary": (), "free": ()},
+        scorers={"generate": SglangScorer()},
     ),
     Flavour(
         name="llamacpp",
         interfaces={"generate": LlamaCpp(), "completions": OpenAi(chat=False, additions=False), "chat": _CHAT},
         health="/health", metrics="/metrics", running="llamacpp:requests_processing", pages=("/props",),
+        reuse=False,  # build 11549 hangs up after a stream, and the next request would be lost
     ),
     Flavour(
-        name="tgi", interfaces={"generate": Tgi(), "chat": _CHAT},
+        name="tgi", interfaces={"generate": Tgi(), "chat": OpenAi(chat=True, additions=False, grammars="none")},
         health="/health", metrics="/metrics", running="tgi_batch_current_size", pages=("/info",),
     ),
 )  # fmt: skip

@@ -22,7 +22,8 @@ from harness.fingerprint import Fingerprint
 
 SAMEBITS_PAGE = "/samebits/fingerprint"
 _CHANGING = frozenset({"internal_states", "last_gen_throughput", "max_req_input_len", "status", "next_slot", "slots",
-                       "port", "nccl_port", "dist_init_addr", "random_seed", "log_level", "is_sleeping"})  # fmt: skip
+                       "port", "nccl_port", "dist_init_addr", "random_seed", "log_level", "is_sleeping",
+                       "media_marker"})  # fmt: skip
 _VLLM_CACHE = "vllm:cache_config_info"
 _SECRET = re.compile(r"api_?key|secret|passw|credential|auth|hf_token", re.IGNORECASE)  # servers list their own options
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from engines.http.client import Client
-from engines.http.exchange import open_exchange
+from engines.http.exchange import IDENTITY_HEADER, open_exchange
 from engines.http.identity import Identity, read_identity
 from engines.http.managed import ManagedServer
-from engines.http.options import Options
+from engines.http.options import NOT_FORCED, Options
 from engines.http.probe import WORDS, Found, probe, probe_request
 from engines.http.prompts import build_prompt
-from engines.http.run import Ran, Route, run_work
+from engines.http.run import Ran, Route, run_paths, run_work
+from engines.http.scoring import SAID
 from engines.http.timed import HttpSession
 from engines.http.traces import write_traces
 from harness import limits
@@ -48,13 +49,15 @@ class Endpoint:
     found: Found
     systems: set[str] = field(default_factory=set)  # system fingerprints that answers carried
     sent: int = 0
+    redirected: int = 0
     failed: int = 0
     inexact: int = 0
 
     def resolved(self) -> Mapping[str, Scalar]:
         """Which interface, in which form."""
         return {"api": self.options.api, "flavour": self.options.flavour.name, "replica": self.options.replica,
-                "managed": self.server is not None}  # fmt: skip
+                "managed": self.server is not None, "scored_prompt": self.options.scored_prompt,
+                "scoring": "decode" if self.options.scorer is None else "prefill"}  # fmt: skip
 
     def observed(self) -> Mapping[str, Scalar]:
         """What is known of the server that answers, what was sent, and what may be claimed at most."""
@@ -65,6 +68,8 @@ class Endpoint:
             notes[limits.MIXED] = (
                 f"answers carried {len(self.systems)} system fingerprints: {', '.join(sorted(self.systems))}"
             )
+        if self.options.scorer is not None:
+            notes[limits.PICKS] = SAID
         if self.inexact:
             notes[limits.ROUNDED] = f"{self.inexact} logprobs were written with fewer digits than a float32 has"
         return {
@@ -73,6 +78,7 @@ class Endpoint:
             "seeds": self.found.seeds,
             "requests_sent": self.sent,
             "requests_failed": self.failed,
+            "redirects_followed": self.redirected,
             "tokens_told_by": self.found.offer.naming,
         }
 
@@ -85,9 +91,12 @@ class Endpoint:
 
     def fingerprint(self) -> tuple[Field, ...]:
         """What the server says of itself."""
-        systems = ", ".join(sorted(self.found.fingerprints)) or "none"
+        systems, digest = ", ".join(sorted(self.found.fingerprints)) or "none", self.found.identity
+        header = Field(name="server.identity_digest", value=digest, field_class="identity",
+                       source=f"header {IDENTITY_HEADER}")  # fmt: skip
         return (
             *self.identity.fields,
+            *((header,) if digest else ()),
             Field(name="server.system_fingerprint", value=systems, field_class="lineage", source="answers to probes"),
         )
 
@@ -101,12 +110,20 @@ class Endpoint:
             one.id: build_prompt(one, dialect, self.options.prompts, self.model, self.tokenizer)
             for one in work.requests
         }
-        route = Route(flavour=self.options.flavour, dialect=dialect, model=self.identity.model, offer=self.found.offer)
-        self.sent += len(work.requests)
+        options, sent = self.options, len(work.requests)
+        route = self._route()
+
+        async def run(client: Client) -> Ran:
+            try:
+                if options.scorer is None:
+                    return await run_work(client, route, work, prompts, progress)
+                return await run_paths(client, route, work, prompts, progress, options.scorer, options.scored_prompt)
+            finally:
+                self.redirected += client.redirects
+
+        self.sent += sent if options.scorer is None or work.replay == "golden" else 2 * sent
         try:
-            ran: Ran = _with_client(
-                self.url, self.key, self.options, lambda client: run_work(client, route, work, prompts, progress)
-            )
+            ran: Ran = _with_client(self.url, self.key, options, run)
         except EngineError:
             self.failed += 1
             raise
@@ -115,15 +132,23 @@ class Endpoint:
         self.inexact += dict(traces.counters)["inexact_numbers"]
         return traces
 
+    def _route(self) -> Route:
+        return Route(
+            flavour=self.options.flavour, dialect=self.options.dialect, model=self.identity.model,
+            offer=self.found.offer, identity=self.found.identity,
+        )  # fmt: skip
+
     def open_timed(self, requests: Sequence[Request]) -> TimedSession:
         """Serves by the clock. Raises EngineError, Unsupported."""
         nobody = Schedule(name="by the clock", arrivals=())
         work = Work(requests=tuple(requests), schedule=nobody, replay="natural", golden={}, logits_digests=False)
         self._refuse(work)
+        if self.options.scorer is not None:
+            raise Unsupported("scoring=prefill reads paths that are known; nothing is served by the clock")
         if self.server is not None:
             self.server.check()
         dialect = self.options.dialect
-        route = Route(flavour=self.options.flavour, dialect=dialect, model=self.identity.model, offer=self.found.offer)
+        route = self._route()
         prepared = {
             one.id: open_exchange(
                 dialect, one, build_prompt(one, dialect, self.options.prompts, self.model, self.tokenizer),
@@ -132,7 +157,10 @@ class Endpoint:
             for one in requests
         }  # fmt: skip
         self.sent += len(requests)
-        return HttpSession(lambda: Client(self.url, self.key, self.options.bounds), route, prepared, self.found.offer)
+        return HttpSession(
+            lambda: Client(self.url, self.key, self.options.bounds, reuse=self.options.flavour.reuse), route, prepared,
+            self.found.offer,
+        )  # fmt: skip
 
     def footprint(self) -> Footprint:
         """An endpoint does not say what it takes."""
@@ -144,8 +172,8 @@ class Endpoint:
             self.server.stop()
 
     def _refuse(self, work: Work) -> None:
-        if work.replay == "golden":
-            raise Unsupported("an endpoint cannot be forced along given tokens")
+        if work.replay == "golden" and self.options.scorer is None:
+            raise Unsupported(NOT_FORCED)
         if work.logits_digests:
             raise Unsupported("an endpoint gives no logits to digest")
         seeded = [one.id for one in work.requests if one.sampling.seed is not None and one.sampling.temperature > 0]
@@ -182,7 +210,7 @@ def open_endpoint(model: str, options: Options, tokenizer: Tokenizer) -> Endpoin
 
 def _with_client(url: str, key: str | None, options: Options, action: Callable[[Client], Awaitable[T]]) -> T:
     async def run() -> T:
-        async with Client(url, key, options.bounds) as client:
+        async with Client(url, key, options.bounds, reuse=options.flavour.reuse) as client:
             return await action(client)
 
     return asyncio.run(run())

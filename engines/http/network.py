@@ -22,6 +22,7 @@ import httpcore
 import httpx
 
 ARRIVED = "samebits_arrived_at"  # `time.perf_counter()`
+KEPT_S = 2.0  # idle connections; servers hang up after 5 seconds, and a request sent just then would be lost
 MOST_KEPT = 1 << 20  # bytes that wait for their reader before the sender is stopped
 
 
@@ -228,6 +229,6 @@ class StampedTransport(httpx.AsyncHTTPTransport):
         super().__init__(verify=tls, trust_env=False)
         context = httpx.create_ssl_context(trust_env=False) if tls else None
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=context, max_connections=None, max_keepalive_connections=256, keepalive_expiry=5.0, retries=0,
-            network_backend=StampedBackend(),
+            ssl_context=context, max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEPT_S,
+            retries=0, network_backend=StampedBackend(),
         )  # fmt: skip

@@ -14,11 +14,16 @@ from typing import cast
 from engines.http.client import Bounds
 from engines.http.dialect import Dialect
 from engines.http.flavours import FLAVOURS, Flavour
+from engines.http.scoring import WHOLE, WITHOUT_FIRST, Scorer
 from harness.engine import Scalar, Setting
 from harness.errors import EngineError
 
 AS_STARTED = "as-started"
 SERVER_MODES = (AS_STARTED, "deterministic", "free", "ordinary")
+NOT_FORCED = (
+    "an endpoint cannot be forced along given tokens; with scoring=prefill it reads them as a prompt, "
+    'or use replay = "natural"'
+)
 TEXT_MODEL = "text"  # no tokenizer is known: prompts are sent as text or messages
 
 SETTINGS = (
@@ -34,6 +39,10 @@ SETTINGS = (
             meaning="how prompts are sent; auto: as token ids where the interface takes them"),
     Setting(name="replica", default="first", choices=("first", "second"), meaning="which of two servers answers"),
     Setting(name="request_timeout_s", default=600.0, minimum=0.001, meaning="seconds one request may take"),
+    Setting(name="scored_prompt", default=WHOLE, choices=(WHOLE, WITHOUT_FIRST),
+            meaning="what is sent before a path that is read; without-first is a fault, for controls"),
+    Setting(name="scoring", default="decode", choices=("decode", "prefill"),
+            meaning="logprobs of tokens as they were generated, or of prompt and path read together as a prompt"),
     Setting(name="second_arguments", default="", meaning="as arguments, for the second server; empty: the same"),
     Setting(name="second_url", default="", meaning="as url, for the second server"),
     Setting(name="served_model", default="", meaning="the model's name at the server; empty: the only one it lists"),
@@ -63,6 +72,8 @@ class Options:
     server_mode: str
     start_timeout_s: float
     bounds: Bounds
+    scored_prompt: str
+    scorer: Scorer | None  # None: logprobs as tokens are generated
 
     @property
     def dialect(self) -> Dialect:
@@ -88,9 +99,10 @@ def read_options(configuration: Mapping[str, Scalar]) -> Options:
     flavour = FLAVOURS[text("flavour")]
     second = values["replica"] == "second"
     arguments = text("second_arguments") if second and values["second_arguments"] else text("arguments")
+    api = flavour.default_interface if values["api"] == "auto" else text("api")
     return Options(
         flavour=flavour,
-        api=flavour.default_interface if values["api"] == "auto" else text("api"),
+        api=api,
         url=text("second_url") if second and values["url"] else text("url"),
         replica=text("replica"),
         served_model=text("served_model"),
@@ -105,6 +117,8 @@ def read_options(configuration: Mapping[str, Scalar]) -> Options:
             silence_s=float(values["silence_timeout_s"]), request_s=float(values["request_timeout_s"]),
             most_bytes=cast("int", values["max_response_bytes"]),
         ),
+        scored_prompt=text("scored_prompt"),
+        scorer=flavour.scorers[api] if values["scoring"] == "prefill" else None,
     )  # fmt: skip
 
 
@@ -113,6 +127,9 @@ def find_problem(values: Mapping[str, Scalar]) -> str | None:
     flavour, api = FLAVOURS[str(values["flavour"])], str(values["api"])
     if api != "auto" and api not in flavour.interfaces:
         return f"api: flavour {flavour.name!r} has {', '.join(flavour.interfaces)}, not {api!r}"
+    interface = flavour.default_interface if api == "auto" else api
+    if values["scoring"] == "prefill" and interface not in flavour.scorers:
+        return f"scoring=prefill: {interface} of flavour {flavour.name!r} returns no logprobs of a prompt"
     if values["url"]:
         named = [key for key in ("program", "arguments", "second_arguments", "variables") if values[key]]
         if named:

@@ -12,7 +12,7 @@ from typing import Literal
 from engines.http.answer import Offer
 from engines.http.client import Client, EndpointError
 from engines.http.dialect import Dialect, Prompt
-from engines.http.exchange import Exchange, open_exchange, run_exchange
+from engines.http.exchange import Exchange, open_exchange, refuse_other_identity, run_exchange
 from harness.engine import Rule
 from harness.request import Message, Request, Sampling
 
@@ -31,6 +31,7 @@ class Found:
     seeds: Obedience
     seeds_reason: str
     fingerprints: frozenset[str]
+    identity: str = ""  # the digest in the answers' header, where the server sends one
 
     @property
     def rule(self) -> Rule:
@@ -71,7 +72,7 @@ async def probe(client: Client, dialect: Dialect, model: str, prompt: Prompt) ->
     for seed in SEEDS:
         exchange = _exchange(dialect, model, prompt, seed)
         try:
-            await run_exchange(client, dialect, exchange, None, lambda: None)
+            await run_exchange(client, exchange, None, lambda: None)
         except EndpointError as error:
             if error.status not in _BAD_REQUEST or tried:
                 raise
@@ -80,12 +81,14 @@ async def probe(client: Client, dialect: Dialect, model: str, prompt: Prompt) ->
         tried.append(exchange)
     if refused:
         bare = _exchange(dialect, model, prompt, None)
-        await run_exchange(client, dialect, bare, None, lambda: None)  # another refusal is about something else
+        await run_exchange(client, bare, None, lambda: None)  # another refusal is about something else
         tried.append(bare)
+    identity = tried[0].identity
+    refuse_other_identity(tried, identity)
     obedience, reason = _refusal(refused) if refused else _obedience(tried)
     return Found(
         offer=tried[0].answers[0].offer, seeds=obedience, seeds_reason=reason,
-        fingerprints=frozenset(name for one in tried for name in one.fingerprints),
+        fingerprints=frozenset(name for one in tried for name in one.fingerprints), identity=identity,
     )  # fmt: skip
 
 

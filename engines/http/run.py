@@ -10,26 +10,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engines.arrivals import Arrivals, Standing
-from engines.http.answer import Offer
+from engines.http.answer import Answer, Offer
 from engines.http.client import Client
 from engines.http.dialect import Dialect, Prompt
-from engines.http.exchange import Exchange, open_exchange, run_exchange
+from engines.http.exchange import Exchange, open_exchange, refuse_other_identity, run_exchange
 from engines.http.flavours import Flavour
 from engines.http.metrics import Samples, sampled
+from engines.http.scoring import ScoredPath, Scorer, check_paths, plan_paths
 from harness.engine import Progress, Work
 from harness.errors import EngineError
+from harness.schedule import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where requests go and in which words. `offer` is the evidence every answer must carry."""
+    """Where requests go and in which words. `offer` and `identity` are what every answer must carry."""
 
     flavour: Flavour
     dialect: Dialect
     model: str
     offer: Offer | None
+    identity: str = ""  # in the header; empty: none is sent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,20 +44,45 @@ class Ran:
     samples: Samples
 
 
-async def run_work(client: Client, route: Route, work: Work, prompts: Mapping[str, Prompt], progress: Progress) -> Ran:
-    """Runs the work to its end. Raises EngineError naming the first request that failed; Unsupported before any."""
+async def run_work(
+    client: Client, route: Route, work: Work, prompts: Mapping[str, Prompt], progress: Progress,
+    paths: Mapping[str, ScoredPath] = MappingProxyType({}),
+) -> Ran:  # fmt: skip
+    """Runs the work to its end; requests that have a path are read along it.
+
+    Raises EngineError naming the first request that failed; Unsupported before any is sent.
+    """
     requests = {request.id: request for request in work.requests}
     arrivals = Arrivals(work.schedule, requests)
-    prepared = {
-        one.request: open_exchange(
-            route.dialect, requests[one.request], prompts[one.request], route.model, companion=one.companion,
+
+    def prepare(one: Arrival) -> Exchange:
+        path = paths.get(one.request)
+        dialect, prompt = (route.dialect, prompts[one.request]) if path is None else (path, Prompt(ids=path.text))
+        return open_exchange(
+            dialect, requests[one.request], prompt, route.model, companion=one.companion,
             leave_after=one.cancel_after_tokens,
-        )
-        for one in work.schedule.arrivals
-    }  # fmt: skip
+        )  # fmt: skip
+
+    prepared = {one.request: prepare(one) for one in work.schedule.arrivals}
     async with sampled(client, route.flavour) as samples:
         await _Runner(client, route, prepared, arrivals, progress).run()
+    refuse_other_identity(prepared.values(), route.identity)
     return Ran(exchanges=tuple(prepared[one.request] for one in work.schedule.arrivals), samples=samples)
+
+
+async def run_paths(
+    client: Client, route: Route, work: Work, prompts: Mapping[str, Prompt], progress: Progress, scorer: Scorer,
+    sent: str,
+) -> Ran:  # fmt: skip
+    """Reads golden paths, or in natural replay what was generated just before. `sent` as in `check_paths`.
+
+    Raises what `run_work` does.
+    """
+    before, made = check_paths(work, prompts, sent), dict[str, Answer]()
+    if work.replay == "natural":
+        generated = await run_work(client, route, work, prompts, progress)
+        made = {one.request.id: one.answers[0] for one in generated.exchanges}
+    return await run_work(client, route, work, prompts, progress, plan_paths(work, scorer, before, made))
 
 
 class _Runner:
@@ -89,9 +118,7 @@ class _Runner:
         for arrival in due:
             exchange = self._prepared[arrival.request]
             self._sent[arrival.request] = exchange
-            group.create_task(
-                run_exchange(self._client, self._route.dialect, exchange, self._route.offer, self._notify)
-            )
+            group.create_task(run_exchange(self._client, exchange, self._route.offer, self._notify))
         if not due and self._arrivals.pending and all(one.done for one in self._sent.values()):
             self._step = self._arrivals.next_step()
             return True

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 
 from engines.http.answer import Offer
 from engines.http.client import Client
-from engines.http.exchange import Exchange, run_exchange
+from engines.http.exchange import Exchange, refuse_other_identity, run_exchange
 from engines.http.metrics import Samples
 from engines.http.run import Ran, Route
 from engines.http.traces import write_traces
@@ -74,6 +74,7 @@ class HttpSession:
     def finish(self) -> Traces:
         """The traces of everything sent, without steps; connections are closed."""
         self._close()
+        refuse_other_identity(self._sent.values(), self._route.identity)
         ran = Ran(exchanges=tuple(self._sent.values()), samples=Samples())
         return dataclasses.replace(write_traces(ran, self._offer), steps=None)
 
@@ -85,9 +86,7 @@ class HttpSession:
 
     async def _exchange(self, exchange: Exchange) -> None:
         try:
-            await run_exchange(
-                self._client, self._route.dialect, exchange, self._route.offer, lambda: self._tell(exchange)
-            )
+            await run_exchange(self._client, exchange, self._route.offer, lambda: self._tell(exchange))
         except Exception as error:  # noqa: BLE001 - carried to the caller's thread and raised there
             self._came.put(error)
 

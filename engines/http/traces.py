@@ -26,12 +26,7 @@ def write_traces(ran: Ran, offer: Offer) -> Traces:
     ]
     answers = [answer for _, _, answer in rows]
     start = min(exchange.sent_at for exchange in ran.exchanges)
-    streams = [
-        Stream(
-            prompt_tokens=len(one.request.prompt_token_ids), cached_tokens=answer.cached_tokens or 0, times=answer.times
-        )
-        for one, _, answer in rows
-    ]
+    streams = [_stream(one, answer) for one, _, answer in rows]
     steps = build_steps(streams, apart=ran.samples.never_together)
     positions, inexact = _positions(answers, offer)
     counters = {"inexact_numbers": inexact, "rows_shared": shared(steps), **ran.samples.counters()}
@@ -48,6 +43,18 @@ def to_float32(values: Sequence[float]) -> tuple[Float32, int]:
     return narrow, sum(float(str(narrow[i])) != wide[i] for i in suspects)
 
 
+def _stream(exchange: Exchange, answer: Answer) -> Stream:
+    """An answer in time; a path that was read is one row, from what was cached to the token before its last."""
+    prompt, cached = len(exchange.request.prompt_token_ids), _cached(exchange, answer)
+    if not answer.picks:
+        return Stream(prompt_tokens=prompt, cached_tokens=cached, times=answer.times)
+    return Stream(prompt_tokens=prompt + len(answer.tokens) - 1, cached_tokens=cached, times=answer.times[:1])
+
+
+def _cached(exchange: Exchange, answer: Answer) -> int:
+    return min(answer.cached_tokens or 0, len(exchange.request.prompt_token_ids) - 1)
+
+
 def _cut(exchange: Exchange, answer: Answer) -> Answer:
     """An answer that was left: the tokens it was to have, whatever came in the same event."""
     if not exchange.left or exchange.leave_after is None:
@@ -62,7 +69,8 @@ def _cut(exchange: Exchange, answer: Answer) -> Answer:
 
 def _requests(rows: Sequence[Row], start: float) -> RequestTable:
     prompts = [len(one.request.prompt_token_ids) for one, _, _ in rows]
-    cached = [min(answer.cached_tokens or 0, prompt - 1) for (_, _, answer), prompt in zip(rows, prompts, strict=True)]
+    read = [len(answer.picks) - 1 if answer.picks else 0 for _, _, answer in rows]  # positions beside a row's own
+    proposed = _int32(read) if any(answer.picks for _, _, answer in rows) else None
     return RequestTable(
         id=tuple(one.request.id for one, _, _ in rows),
         sample=_int32([index for _, index, _ in rows]),
@@ -70,8 +78,11 @@ def _requests(rows: Sequence[Row], start: float) -> RequestTable:
         prompt_tokens=_int32(prompts),
         length=np.array([len(answer.tokens) for _, _, answer in rows], np.int64),
         finish_reason=tuple(answer.finish or "abort" for _, _, answer in rows),
-        cached_tokens=_int32(cached),
+        cached_tokens=_int32([_cached(one, answer) for one, _, answer in rows]),
         preemptions=_int32([0] * len(rows)),
+        drafted=proposed,
+        accepted=proposed,
+        rollbacks=None if proposed is None else _int32([0] * len(rows)),
         arrival_s=_seconds([one.sent_at for one, _, _ in rows], start),
         first_token_s=_seconds([answer.times[0] for _, _, answer in rows], start),
         finish_s=_seconds([answer.finished_at for _, _, answer in rows], start),
@@ -80,6 +91,7 @@ def _requests(rows: Sequence[Row], start: float) -> RequestTable:
 
 def _positions(answers: Sequence[Answer], offer: Offer) -> tuple[PositionTable, int]:
     tokens = _int32([token for answer in answers for token in answer.tokens])
+    picks = _int32([pick for answer in answers for pick in answer.picks or answer.tokens])
     logprob: Float32 | None = None
     ids: Int32 | None = None
     values: Float32 | None = None
@@ -91,7 +103,7 @@ def _positions(answers: Sequence[Answer], offer: Offer) -> tuple[PositionTable, 
         inexact += more
     return (
         PositionTable(
-            token=tokens, pick=tokens.copy(), logprob=logprob, topk_ids=ids, topk_logprobs=values, logits_digest=None
+            token=tokens, pick=picks, logprob=logprob, topk_ids=ids, topk_logprobs=values, logits_digest=None
         ),
         inexact,
     )

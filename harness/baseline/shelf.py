@@ -38,7 +38,13 @@ class Shelf:
     def newest(self, key: Key) -> Baseline | None:
         """The baseline in force, or None. Raises StoreError."""
         entry = self._head(key)
-        return None if entry is None else self.entry(entry)
+        if entry is None:
+            return None
+        baseline = self.entry(entry)
+        if baseline.key != key:
+            raise StoreError(f"{self.folder.url}/{_head(key)}: expected a baseline of {key}, found one of "
+                             f"{baseline.key}: the file was moved or changed; restore it")  # fmt: skip
+        return baseline
 
     def accepted(self, key: Key) -> Accepted | None:
         """The baseline in force with what opens it, or None. Raises StoreError."""

@@ -1,8 +1,8 @@
 """An indicative cost from a run's own captures: the same requests, each alone, in the run's mode and in a control's.
 
 It does not measure. Rules: the ratio is a range, of the reference's two captures; answers that took less than a second
-in all are too short to say anything; nothing of it reaches the gate; it says that it is indicative, for so few captures,
-in the order of the plan, show no more.
+in all are too short to say anything; nothing of it reaches the gate; it says that it is indicative, for so few
+captures, in the order of the plan, show no more.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def serving_metrics(timings: Sequence[Timing]) -> dict[str, float]:
     """Every metric of one serving that it has values for."""
     seconds = max(one.finish_s for one in timings) - min(one.due_s for one in timings)
     tokens = sum(len(one.token_s) for one in timings)
-    waiting = _covered([(one.submitted_s, one.token_s[0]) for one in timings])
+    waiting = _covered([(one.due_s, one.token_s[0]) for one in timings])
     decoding = _covered([(one.token_s[0], one.finish_s) for one in timings])
     prompts = {(one.request, one.copy): one.prompt_tokens for one in timings}
     cached = {(one.request, one.copy): one.cached_tokens for one in timings}

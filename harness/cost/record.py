@@ -191,7 +191,7 @@ def _notes(session: Session, around: Circumstances) -> list[str]:
         notes.append(f"concurrency {most} is more than the {seats} sequences the engine runs together: the rest queue")
     if any(not one.bounded for trial in session.trials if (one := trial.capacity) is not None):
         notes.append("in at least one process every probed rate was within the limits: its capacity is a lower bound")
-    thin = sorted({load.name for load in session.design.loads if is_thin(len(load.requests), "p99")})
+    thin = [load.name for load in session.design.loads if is_thin(len(load.requests), "p99")]
     if thin:
         notes.append(f"p99 of TTFT and end-to-end latency rests on fewer than ten answers beyond it, and p99.9 needs "
                      f"10,000: {', '.join(thin)}")  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -36,17 +36,17 @@ class Judgement:
 
 
 def judge(item: Item, output: Output) -> Judgement:
-    """The judgement of one output."""
+    """The judgement of one output. An item for a model judge has no rule: KeyError."""
     return _JUDGES[item.judge](item, output)
 
 
 def _exact(item: Item, output: Output) -> Judgement:
-    return Judgement(points=int(output.text.strip() in item.answers), saw=_shown(output.text.strip()))
+    return Judgement(points=int(output.text.strip() in item.answers), saw=shown(output.text.strip()))
 
 
 def _regex(item: Item, output: Output) -> Judgement:
     match = re.search(item.pattern, output.text)
-    return Judgement(points=int(match is not None), saw=_shown(match[0] if match else output.text))
+    return Judgement(points=int(match is not None), saw=shown(match[0] if match else output.text))
 
 
 def _numeric(item: Item, output: Output) -> Judgement:
@@ -58,15 +58,23 @@ def _numeric(item: Item, output: Output) -> Judgement:
 
 
 def _choice(item: Item, output: Output) -> Judgement:
-    """By the first token of each choice; a tie goes to the choice named first."""
-    ids = {choice: output.encode(choice)[0] for choice in item.choices}
+    best, saw = likeliest(item.choices, output)
+    return Judgement(points=int(best == item.answers[0]), saw=saw)
+
+
+def likeliest(choices: Sequence[str], output: Output) -> tuple[str | None, str]:
+    """The choice whose first token is likeliest at the first position, and its logprob in words, or None and why.
+
+    A tie goes to the choice named first.
+    """
+    ids = {choice: output.encode(choice)[0] for choice in choices}
     if len(set(ids.values())) < len(ids):
-        return Judgement(points=0, saw="two choices begin with the same token in this tokenizer")
+        return None, "two choices begin with the same token in this tokenizer"
     known = {choice: output.first[token] for choice, token in ids.items() if token in output.first}
     if not known:
-        return Judgement(points=0, saw="no choice is among the reported candidates")
+        return None, "no choice is among the reported candidates"
     best = max(known, key=lambda choice: known[choice])
-    return Judgement(points=int(best == item.answers[0]), saw=f"{best!r} at {known[best]:.6g}")
+    return best, f"{best!r} at {known[best]:.6g}"
 
 
 def _json_schema(item: Item, output: Output) -> Judgement:
@@ -77,10 +85,11 @@ def _json_schema(item: Item, output: Output) -> Judgement:
     except ValueError as error:
         return Judgement(points=0, saw=f"no JSON: {error}")
     mistakes = sorted(error.message for error in Draft202012Validator(item.schema).iter_errors(value))
-    return Judgement(points=int(not mistakes), saw=_shown(mistakes[0]) if mistakes else "valid")
+    return Judgement(points=int(not mistakes), saw=shown(mistakes[0]) if mistakes else "valid")
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A text as a judgement shows it, cut where it is long."""
     return repr(text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…")
 
 

@@ -18,8 +18,8 @@ from harness.strict_json import Place, parse_json, raise_mistakes, read_choice, 
 
 SCHEMA = 1
 ANSWERS = "answers.json"
-JudgeName = Literal["exact", "regex", "numeric", "choice", "json_schema"]
-JUDGES: tuple[JudgeName, ...] = ("exact", "regex", "numeric", "choice", "json_schema")
+JudgeName = Literal["exact", "regex", "numeric", "choice", "json_schema", "model"]
+JUDGES: tuple[JudgeName, ...] = ("exact", "regex", "numeric", "choice", "json_schema", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class Item:
 
     exact: one of `answers`, but for white space at the ends; regex: `pattern` is found; numeric: the last number equals
     the first of `answers`; choice: of `choices`, texts that begin the output, the first token of `answers`[0] has the
-    largest logprob at the first position; json_schema: the output is JSON that satisfies `schema`.
+    largest logprob at the first position; json_schema: the output is JSON that satisfies `schema`; model: no rule, a
+    model judge decides, who is shown `answers`.
     """
 
     request: str
@@ -37,6 +38,11 @@ class Item:
     pattern: str = ""
     choices: tuple[str, ...] = ()
     schema: object = None
+
+    @property
+    def by_rule(self) -> bool:
+        """Whether a rule can score it."""
+        return self.judge != "model"
 
 
 def read_key(file: Path, corpus: str, requests: Sequence[str]) -> tuple[Item, ...]:
@@ -94,6 +100,10 @@ def _exact(place: Place, request: str, row: dict[str, object]) -> Item:
     return Item(request=request, judge="exact", answers=_strings(place.at("answers"), row["answers"]))
 
 
+def _model(place: Place, request: str, row: dict[str, object]) -> Item:
+    return Item(request=request, judge="model", answers=_strings(place.at("answers"), row["answers"]))
+
+
 def _regex(place: Place, request: str, row: dict[str, object]) -> Item:
     pattern = read_string(place.at("pattern"), row["pattern"])
     try:
@@ -136,4 +146,5 @@ _READERS: dict[str, tuple[Callable[[Place, str, dict[str, object]], Item], tuple
     "numeric": (_numeric, ("answer",)),
     "choice": (_choice, ("choices", "answer")),
     "json_schema": (_json_schema, ("schema",)),
+    "model": (_model, ("answers",)),
 }

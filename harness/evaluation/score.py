@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.evaluation.judges import Judgement, Output, judge
+from harness.evaluation.judges import Judgement, Output
 from harness.evaluation.key import Item
 from harness.judged import find_judged
 from harness.traces import NO_TOKEN
@@ -18,9 +18,11 @@ from harness.traces import NO_TOKEN
 if TYPE_CHECKING:
     from harness.traces import Traces
 
-SCHEMA = 1
+SCHEMA = 2
+RULES = "rules"  # who judged, where no model did
 Decode = Callable[[Sequence[int]], str]
 Encode = Callable[[str], tuple[int, ...]]
+Judge = Callable[[Item, Output], Judgement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +40,28 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairScore:
-    """Two arms of one pair, or of its control. `total` is how many items there are."""
+class ScoredArms:
+    """Two arms of a pair with the items both of them answered (a control may run on fewer)."""
 
     label: str
     arms: str  # "pair" | "control"
+    verdict: str
+    items: tuple[Item, ...]
+    questions: Mapping[str, str]  # what was asked, by request
+    outputs: tuple[Mapping[str, Output], Mapping[str, Output]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairScore:
+    """Two arms of one pair, or of its control. `total` is how many items there are.
+
+    `judged_by` is "rules" or a model judge's name; `mark` says why such a judge's score is not known to repeat.
+    """
+
+    label: str
+    arms: str  # "pair" | "control"
+    judged_by: str
+    mark: str
     verdict: str
     total: int
     reference: int
@@ -56,12 +75,15 @@ class PairScore:
         lost = -sum(one.points for one in self.moved if one.points < 0)
         name = self.label if self.arms == "pair" else f"control of {self.label}"
         text = f"{name}: {self.reference} and {self.variant} of {self.total} points"
-        return f"{text}; {len(self.moved)} answers moved, {gained} points gained, {lost} lost; {self.verdict}"
+        text = f"{text}; {len(self.moved)} answers moved, {gained} points gained, {lost} lost; {self.verdict}"
+        text = text if self.judged_by == RULES else f"by judge {self.judged_by}: {text}"
+        return f"{text}; {self.mark}" if self.mark else text
 
     def to_json(self) -> dict[str, object]:
         """For `eval.json`."""
         return {
-            "label": self.label, "arms": self.arms, "verdict": self.verdict, "total": self.total,
+            "label": self.label, "arms": self.arms, "judged_by": self.judged_by, "mark": self.mark,
+            "verdict": self.verdict, "total": self.total,
             "reference": self.reference, "variant": self.variant, "sentence": self.sentence,
             "moved": [
                 {"request": one.request, "points": one.points, "reference": one.reference.saw,
@@ -70,21 +92,23 @@ class PairScore:
         }  # fmt: skip
 
 
-def score_pair(
-    label: str, arms: str, verdict: str, key: Sequence[Item], outputs: tuple[Mapping[str, Output], Mapping[str, Output]]
-) -> PairScore:
-    """The score of two arms over the items both of them answered (a control may run on fewer)."""
-    items = [item for item in key if item.request in outputs[0] and item.request in outputs[1]]
-    both = [(item, judge(item, outputs[0][item.request]), judge(item, outputs[1][item.request])) for item in items]
-    texts = [(outputs[0][item.request], outputs[1][item.request]) for item in items]
+def score_pair(arms: ScoredArms, judge: Judge, *, judged_by: str = RULES, mark: str = "") -> PairScore:
+    """The score of two arms over their items."""
+    both = [
+        (item, arms.outputs[0][item.request], arms.outputs[1][item.request])
+        for item in arms.items
+        if judged_by != RULES or item.by_rule
+    ]
+    judged = [(item, a.text != b.text, judge(item, a), judge(item, b)) for item, a, b in both]
     moved = tuple(
         Moved(request=item.request, reference=here, variant=there)
-        for (item, here, there), (a, b) in zip(both, texts, strict=True)
-        if a.text != b.text or here != there
+        for item, other, here, there in judged
+        if other or here != there
     )
     return PairScore(
-        label=label, arms=arms, verdict=verdict, total=len(items), reference=sum(here.points for _, here, _ in both),
-        variant=sum(there.points for _, _, there in both), moved=moved,
+        label=arms.label, arms=arms.arms, judged_by=judged_by, mark=mark, verdict=arms.verdict, total=len(judged),
+        reference=sum(here.points for _, _, here, _ in judged),
+        variant=sum(there.points for _, _, _, there in judged), moved=moved,
     )  # fmt: skip
 
 

@@ -87,6 +87,16 @@ def _device(root: Path, query: Query) -> Callable[[], str]:
     return read
 
 
+def count_accelerators(root: Path = Path("/")) -> int:
+    """NVIDIA devices of this host, by what the driver shows in `proc` or `dev` below `root`; nothing is started."""
+    listed = root / NVIDIA / "gpus"
+    if listed.is_dir():
+        return sum(1 for entry in listed.iterdir())
+    devices = root / "dev"
+    names = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*")) if devices.is_dir() else ()
+    return sum(name.isdecimal() for name in names)
+
+
 def _present(root: Path) -> bool:
     return (root / NVIDIA).is_dir() or any((root / device).exists() for device in DEVICES)
 

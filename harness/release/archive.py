@@ -32,6 +32,7 @@ from harness.fingerprint.privacy import Private, public_field
 from harness.finished import FinishedRun
 from harness.release.gate_record import read_gate
 from harness.release.tar import write_tar
+from harness.seal import unsealed
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -55,7 +56,7 @@ def make_archive(run: FinishedRun, tokenizer: Tokenizer | None, disclosure: Disc
         StoreError: no gate decision, or one about another run.
     """
     folder = run.folder or Path()
-    gate = dict(read_gate(folder, run))
+    gate = unsealed(read_gate(folder, run))
     files = {
         "matrix.json": _json(_matrix(run, disclosure)),
         "cost.json": _json(_cost(run, gate, disclosure)),
@@ -95,7 +96,7 @@ def _manifest(run: FinishedRun, gate: Mapping[str, object], files: Mapping[str, 
 
 def _matrix(run: FinishedRun, disclosure: Disclosure) -> object:
     """The run's record as it may be published; it names the digest of the record it was made from."""
-    record: dict[str, Any] = json.loads(json.dumps(run.raw))
+    record: dict[str, Any] = json.loads(json.dumps(unsealed(run.raw)))
     record["model"] = run.model
     record["fingerprint"] = {"observer": [], "subject": []}  # fingerprint.json holds it
     if not disclosure.logs:
@@ -167,7 +168,11 @@ def _corpora(run: FinishedRun, tokenizer: Tokenizer | None) -> dict[str, bytes]:
         if found != digest:
             raise UsageError(f"corpus {name!r}: the run used digest {digest[:12]}, this one has {found[:12]}: it was "
                              "changed since; restore it, or run again")  # fmt: skip
-        files |= _corpus_files(corpus.path)
+        mine = _corpus_files(corpus.path)
+        if any(files.get(file, content) != content for file, content in mine.items()):
+            raise UsageError(f"corpus {name!r}: another corpus of this run lies in a folder of the same name, and an "
+                             "archive keeps one of each; rename one and run again")  # fmt: skip
+        files |= mine
     return files
 
 

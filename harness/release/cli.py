@@ -17,8 +17,7 @@ import click
 
 from harness import registry
 from harness.errors import ModelError, OutputError, UsageError
-from harness.lifetime import DEADLINE_S
-from harness.options import subject_options
+from harness.options import deadline_option, subject_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +54,16 @@ def gate_command(
     run: Path, cost: Path | None, baselines: str | None, approvals: Path | None, signers: Path | None,
     policy: Path | None, change_author: str | None, annotations: bool | None, out: Path | None,
 ) -> int:  # fmt: skip
-    """Decide on a finished run. The exit code is the decision."""
+    """Decide on a finished run. The exit code is the decision.
+
+    \b
+    0  whatever blocks is PASS, APPROVED, as declared, or UNSUPPORTED as foreseen
+    1  a cell failed or drifted, and nobody has signed for it
+    2  an option, a policy or a stored file cannot be used
+    3  evidence the policy refuses, no baseline yet, pairs not judged
+    4  an engine error
+    5  an approval that this run calls upon cannot be honoured
+    """
     from harness.finished import read_finished
     from harness.release.gate_run import GateInputs, gate
 
@@ -109,7 +117,7 @@ def _why(row: Row) -> str:
     "--out", type=click.Path(path_type=Path), default=None, help="Folder for the run. [.samebits/nightly/...]"
 )
 @click.option("--overwrite", is_flag=True, help="Replace a finished or foreign run in --out.")
-@click.option("--deadline", type=float, default=DEADLINE_S, show_default=True, help="Seconds one case may take.")
+@deadline_option
 @click.option("--quiet", is_flag=True, help="No progress; the outcome is still printed.")
 def nightly_command(
     matrices: tuple[str, ...], engine: str, model: str | None, mode: str | None, assignments: tuple[str, ...],
@@ -147,7 +155,7 @@ def nightly_command(
     night = conclude_night(finished, history, inputs, datetime.now(UTC))
     finish_gate(finished, night.decision, folder, annotations=annotations)
     write_trend(night, folder, registry.load(registry.TREND))
-    for line in (*night.states, *night.onsets):
+    for line in (*night.states, *night.onsets, *night.damaged):
         click.echo(line)
     click.echo(f"trend: {folder / 'trend.html'}")
     return night.decision.exit_code

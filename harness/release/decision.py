@@ -5,8 +5,8 @@ It does not know files, ssh or how verdicts are reached. The rules it keeps, in 
     4   an engine ERROR in a cell that blocks
     5   an approval that this run's plan calls upon is invalid, expired, wrongly scoped or wrongly signed
     1   a cell that blocks failed, or drifted from its baseline, and nobody has signed for it; a cost cell failed
-    3   evidence that the policy refuses, no baseline yet, unforeseen UNSUPPORTED, pairs that were not judged, a cost
-        above its limit or not measured
+    3   evidence that the policy refuses, no baseline yet, unforeseen UNSUPPORTED, pairs that were not judged, cells
+        left out where the policy wants whole matrices, a cost above its limit or not measured
     0   everything else, with at least one cell that blocks PASS, APPROVED or as declared
 """
 
@@ -21,9 +21,9 @@ from harness.approval.ruling import Approved, Difference, Filed, Noted, Rulings,
 from harness.baseline.drift import Drift
 from harness.engine import RULES
 from harness.finished import FinishedRun, JudgedPair
-from harness.gate import ENGINE, FAILED, NOT_JUDGED, OK
+from harness.gate import ENGINE, FAILED, NOT_JUDGED, OK, left_out_words
 from harness.release.cost import CostEvidence
-from harness.release.policy import Policy, Stance
+from harness.release.policy import Policy, Stance, corpus_of, matches
 from harness.verdict import VerdictName
 
 APPROVAL = 5
@@ -77,10 +77,13 @@ def decide_gate(
     measures = run.cost if cost is None else cost.measures
     costs = _costs(measures, policy, () if cost is None else cost.doubts)
     failures = () if cost is None else cost.failures
-    code, sentence = _conclude(run, rows, rulings, failures, costs)
+    code, sentence = _conclude(run, rows, rulings, failures, costs, () if policy.left_out_cells else run.left_out)
+    if policy.left_out_cells:
+        sentence += left_out_words(run.left_out, run.matrix)
     return Decision(
         exit_code=code, sentence=sentence, rows=rows, invalid=rulings.invalid, obsolete=rulings.obsolete,
-        costs=failures + costs, warnings=_warnings(rows), policy=policy.source, decided=now, cost=cost,
+        costs=failures + costs, warnings=_warnings(rows) + _idle(run, policy), policy=policy.source, decided=now,
+        cost=cost,
     )  # fmt: skip
 
 
@@ -145,7 +148,7 @@ def _signed(item: Approved) -> str:
 def _short(pair: JudgedPair, drift: Drift | None, policy: Policy) -> tuple[str, ...]:
     """What the policy demands and this pair does not show."""
     found: list[str] = []
-    demanded = policy.rules.get(pair.corpus)
+    demanded = policy.demanded(pair.corpus)
     if demanded is not None and RULES.index(pair.rule) < RULES.index(demanded):
         found.append(f"judged under rule {pair.rule}, and the policy demands {demanded} on corpus {pair.corpus}")
     if pair.elements < policy.comparisons:
@@ -175,8 +178,9 @@ def _costs(measures: Mapping[str, float], policy: Policy, doubts: Sequence[str])
 
 
 def _conclude(
-    run: FinishedRun, rows: Sequence[Row], rulings: Rulings, failures: Sequence[str], costs: Sequence[str]
-) -> tuple[int, str]:
+    run: FinishedRun, rows: Sequence[Row], rulings: Rulings, failures: Sequence[str], costs: Sequence[str],
+    left_out: Sequence[str],
+) -> tuple[int, str]:  # fmt: skip
     block = [row for row in rows if row.stance == "block"]
     errors = _labels(block, VerdictName.ERROR)
     if errors:
@@ -192,6 +196,8 @@ def _conclude(
     insufficient = _labels(block, VerdictName.INSUFFICIENT)
     if insufficient:
         return NOT_JUDGED, f"{_count(insufficient, 'cell')} INSUFFICIENT: {', '.join(insufficient)}"
+    if left_out:
+        return NOT_JUDGED, f"the policy wants whole matrices, and these cells were left out: {', '.join(left_out)}"
     if len(rows) < run.planned:
         return NOT_JUDGED, f"{run.planned - len(rows)} of {run.planned} planned pairs were not judged"
     unforeseen = [row.label for row in block if row.verdict is VerdictName.UNSUPPORTED and not row.foreseen]
@@ -231,6 +237,16 @@ def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
         found += [f"{row.label} rests on an approval that is NOT SIGNED ({item.name})"
                   for item in row.approvals if not item.signers]  # fmt: skip
     return tuple(found)
+
+
+def _idle(run: FinishedRun, policy: Policy) -> tuple[str, ...]:
+    """Demands of the policy that met nothing here: foreseen in a policy for many matrices, or a typing mistake."""
+    corpora = {name for pair in run.pairs for name in (pair.corpus, corpus_of(pair.corpus))}
+    rules = [f"the policy's rule for corpus {name!r} met no cell of this run"
+             for name in sorted(policy.rules) if name not in corpora]  # fmt: skip
+    block = [f"the policy's block = {pattern!r} met no cell of this run" for pattern in policy.block
+             if not any(matches((pattern,), pair.cell, pair.label) for pair in run.pairs)]  # fmt: skip
+    return (*rules, *block)
 
 
 def _is_open(row: Row) -> bool:

@@ -18,6 +18,7 @@ from harness.errors import StoreError
 from harness.finished import FinishedRun
 from harness.matrix import schema_mistake
 from harness.release.decision import Decision, Row
+from harness.seal import check_seal, sealed, unsealed
 
 SCHEMA = 1
 GATE = "gate.json"
@@ -25,7 +26,7 @@ GATE = "gate.json"
 
 def gate_record(run: FinishedRun, decision: Decision) -> dict[str, object]:
     """The decision as JSON-able data."""
-    return {
+    record = {
         "schema": SCHEMA,
         "run": run.digest,
         "matrix": run.matrix,
@@ -43,6 +44,7 @@ def gate_record(run: FinishedRun, decision: Decision) -> dict[str, object]:
                                                     "measures": dict(decision.cost.measures)},
         "warnings": list(decision.warnings),
     }  # fmt: skip
+    return sealed(record)
 
 
 def gated_run(run: FinishedRun, decision: Decision) -> dict[str, object]:
@@ -57,7 +59,7 @@ def gated_run(run: FinishedRun, decision: Decision) -> dict[str, object]:
         verdict["caps"] = [*verdict["caps"], *_caps(row)]
     record["exit_code"] = decision.exit_code
     record["outcome"] = decision.sentence
-    return record
+    return unsealed(record)
 
 
 def read_gate(folder: Path, run: FinishedRun) -> Mapping[str, object]:
@@ -73,6 +75,7 @@ def read_gate(folder: Path, run: FinishedRun) -> Mapping[str, object]:
     if record.get("run") != run.digest:
         raise StoreError(f"{file}: it is about another run (record {str(record.get('run'))[:12]}, this one is "
                          f"{run.digest[:12]}); run `samebits gate` again")  # fmt: skip
+    check_seal(record, file, "run `samebits gate` again")
     return cast("Mapping[str, object]", record)
 
 

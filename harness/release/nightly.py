@@ -29,11 +29,12 @@ BASELINES = "baselines"  # beside the history, unless named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nightly:
-    """What a night came to: the decision, one line per pair, and where drifts began."""
+    """What a night came to: the decision, one line per pair, where drifts began, and what of the history is damaged."""
 
     decision: Decision
     states: tuple[str, ...]
     onsets: tuple[str, ...]
+    damaged: tuple[str, ...]
     trend: Mapping[str, object]
 
 
@@ -51,6 +52,7 @@ def conclude_night(run: FinishedRun, history_url: str, inputs: GateInputs, now: 
     return Nightly(
         decision=decision, states=tuple(f"{label}: {state}" for label, state in sorted(today.items())),
         onsets=tuple(onset.sentence for onset in onsets if onset is not None), trend=trend(history, past, opener),
+        damaged=tuple(f"note: history {history_url}: {one}" for one in past.damaged),
     )  # fmt: skip
 
 

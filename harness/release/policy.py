@@ -5,13 +5,15 @@ file everything blocks, an approval needs one signature, and nothing else is dem
 
     schema = 1
     [cells]        warn = ["native-*"]            cells (or labels) whose outcome warns; block = [...] wins over it
-    [rules]        quick = "topk"                 the weakest rule that counts, per corpus
+    [rules]        quick = "topk"                 the weakest rule that counts, per corpus; for its views too, unless
+                                                  one is named ("quick:seeded" = "tokens")
     [least]        comparisons = 1000             elements compared, and positions witnessed, per cell
                    witnessed = 200
     [allow]        weak_corpora = true            each of these may be refused or allowed
                    comparator_only_controls = true
                    unsigned_approvals = false
                    missing_baselines = false
+                   left_out_cells = true          a run of chosen cells of its matrix (`--cell`)
     [approvals]    signers = 2                    different people, different keys
                    author_alone = false           the author of the change cannot be the only signer
                    longest_days = 90
@@ -51,14 +53,19 @@ class Policy:
     weak_corpora: bool = True
     comparator_only_controls: bool = True
     missing_baselines: bool = False
+    left_out_cells: bool = True
     terms: Terms = field(default_factory=Terms)
     cost: Mapping[str, float] = field(default_factory=dict)
 
     def stance(self, cell: str, label: str) -> Stance:
         """Whether a cell's outcome blocks or warns."""
-        if _matches(self.block, cell, label):
+        if matches(self.block, cell, label):
             return "block"
-        return "warn" if _matches(self.warn, cell, label) else "block"
+        return "warn" if matches(self.warn, cell, label) else "block"
+
+    def demanded(self, corpus: str) -> Rule | None:
+        """The weakest rule that counts on a corpus or view; None: any."""
+        return self.rules.get(corpus, self.rules.get(corpus_of(corpus)))
 
 
 def read_policy(file: Path) -> Policy:
@@ -88,6 +95,7 @@ def parse_policy(document: Mapping[str, object], where: str) -> Policy:
         weak_corpora=_flag(allow, "weak_corpora", default=True),
         comparator_only_controls=_flag(allow, "comparator_only_controls", default=True),
         missing_baselines=_flag(allow, "missing_baselines", default=False),
+        left_out_cells=_flag(allow, "left_out_cells", default=True),
         terms=_terms(approvals, unsigned=_flag(allow, "unsigned_approvals", default=False)),
         cost=_costs(reader.child("cost")),
     )  # fmt: skip
@@ -132,5 +140,11 @@ def _flag(reader: Reader, name: str, *, default: bool) -> bool:
     return default if value is None else value
 
 
-def _matches(patterns: tuple[str, ...], cell: str, label: str) -> bool:
+def corpus_of(name: str) -> str:
+    """The corpus that a view is of."""
+    return name.rpartition(":")[0] or name
+
+
+def matches(patterns: tuple[str, ...], cell: str, label: str) -> bool:
+    """Whether any pattern is the label or fits the cell's name."""
     return any(pattern == label or fnmatchcase(cell, pattern) for pattern in patterns)

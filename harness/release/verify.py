@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from harness.corpus import read_folder
@@ -20,6 +20,7 @@ from harness.errors import CorpusError, StoreError
 from harness.fingerprint import Fingerprint
 from harness.matrix import schema_mistake
 from harness.release.archive import ARTIFACTS, MANIFEST, MANIFEST_DIGEST, SCHEMA, artifact_of
+from harness.release.policy import corpus_of
 from harness.release.tar import TarFaultError, read_tar
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
@@ -99,12 +100,17 @@ def _belong_together(files: Mapping[str, bytes], manifest: Mapping[str, Any]) ->
     """That all artifacts are of the manifest's run, and hold what they should."""
     faults: list[str] = []
     costs: dict[str, object] = {}
+    records: dict[str, dict[str, Any]] = {}
     for name in ("cost.json", "fingerprint.json", "gate.json", "matrix.json"):
         try:
             record = json.loads(files[name])
         except ValueError as error:
             faults.append(f"{name} is no JSON: {error}")
             continue
+        if not isinstance(record, dict):
+            faults.append(f"{name} holds no JSON object")
+            continue
+        records[name] = record
         if record.get("run") != manifest.get("run"):
             faults.append(f"{name} is about run {record.get('run')}, the manifest about {manifest.get('run')}")
         if name == "gate.json" and record.get("exit_code") != manifest.get("exit_code"):
@@ -115,7 +121,27 @@ def _belong_together(files: Mapping[str, bytes], manifest: Mapping[str, Any]) ->
             costs[name] = record.get("sha256") if name == "cost.json" else (record.get("cost") or {}).get("sha256")
     if len(set(costs.values())) > 1:
         faults.append("cost.json is not the cost report that gate.json decided on")
+    if len(records) == 4:
+        faults += _decided(records["matrix.json"], records["gate.json"], files)
     return faults + _corpora(files)
+
+
+def _decided(matrix: Mapping[str, Any], gate: Mapping[str, Any], files: Mapping[str, bytes]) -> list[str]:
+    """That the gate decided on these verdicts, and that the corpora they rest on are here."""
+    try:
+        verdicts = matrix["record"]["verdicts"]
+        judged = {str(one["label"]): str(one["verdict"]) for one in verdicts}
+        corpora = {PurePath(corpus_of(str(one["corpus"]["name"]))).name for one in verdicts if one["corpus"]["digest"]}
+        rows = {str(row["label"]): str(row["verdict"]) for row in gate["rows"]}
+    except (KeyError, TypeError) as error:
+        return [f"matrix.json or gate.json lacks what it should hold: {error!r}"]
+    faults = [
+        f"{label} is {judged.get(label, 'absent')} in matrix.json and {rows.get(label, 'absent')} in gate.json"
+        for label in sorted(judged.keys() | rows.keys())
+        if judged.get(label) != rows.get(label)
+    ]
+    here = {name.split("/")[1] for name in files if name.startswith("corpus/")}
+    return faults + [f"corpus {name!r} was run and is not in the archive" for name in sorted(corpora - here)]
 
 
 def _fingerprints(record: Mapping[str, Any]) -> list[str]:

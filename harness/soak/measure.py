@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 BACKGROUNDS = 4  # seeds of the shape, in turn
 BEYOND = 10  # values that must lie beyond a quantile
+LEAST_P99 = 1000  # values of which that many lie beyond the p99
 QUANTILES = (("p50", 0.5), ("p99", 0.99))
 
 
@@ -121,8 +122,7 @@ class Soak:
 
         None: too few values.
         """
-        warm = self.new[1:] or self.new
-        last = self.old[-len(warm) :]
+        last, warm = self._compared
         result: dict[str, dict[str, float | None]] = {}
         for name in ("ttft_s", "e2e_s"):
             for label, level in QUANTILES:
@@ -130,6 +130,12 @@ class Soak:
                 ratio = old / new if old is not None and new else None
                 result[f"{name.removesuffix('_s')}_{label}"] = {"old_s": old, "new_s": new, "ratio": ratio}
         return result
+
+    @property
+    def _compared(self) -> tuple[tuple[SoakRound, ...], tuple[SoakRound, ...]]:
+        """The rounds whose latencies are compared, of the old server and of the new one."""
+        warm = self.new[1:] or self.new
+        return self.old[-len(warm) :], warm
 
     def to_json(self) -> dict[str, object]:
         """For `soak.json`."""
@@ -148,7 +154,12 @@ class Soak:
             shown = [_shown(values[key], unit) for key, unit in (("old_s", " s"), ("new_s", " s"), ("ratio", ""))]
             lines.append(f"{name:<10} {shown[0]:>12} {shown[1]:>12} {shown[2]:>10}")
         seen = self.old[-1].occupancy
-        return "\n".join([*lines, seen.text if seen else "the engine shows no steps", self.sentence])
+        lines.append(seen.text if seen else "the engine shows no steps")
+        answers = min(sum(len(one.e2e_s) for one in side) for side in self._compared)
+        if answers < LEAST_P99:
+            lines.append(f"p99 needs {LEAST_P99:,} answers of the new server after its first round, there are "
+                         f"{answers}: soak for longer, or a larger corpus")  # fmt: skip
+        return "\n".join([*lines, self.sentence])
 
     def _first(self) -> Mapping[str, str]:
         found: dict[str, str] = {}

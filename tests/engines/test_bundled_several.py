@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_bundled_adapter import quiet, request, work
+from test_bundled_timed import timed
 
 from engines.bundled_adapter import BundledAdapter
 from engines.bundled_replicas import deal, join_traces
 from engines.serve.command import ServeOptions, run_server
 from harness.claims import check_claims
-from harness.digest import judged_digest
+from harness.digest import judged_digest, judged_keys, request_digests
+from harness.engine import Timed
 from harness.errors import EngineDied, EngineError, Unsupported, UsageError
 from harness.schedule import Arrival
 
@@ -165,11 +167,20 @@ def test_a_lost_prefill_process_is_named(disaggregated):
     assert gone([pid])
 
 
+def test_several_processes_refuse_to_serve_by_the_clock_by_name(replicas, disaggregated):
+    for engine, form in ((replicas, "replica=both"), (disaggregated, "disaggregated=on")):
+        assert isinstance(engine, Timed)
+        with pytest.raises(Unsupported, match=f"{form}: .*no token has a time of its own"):
+            engine.open_timed(REQUESTS)
+        with pytest.raises(Unsupported, match=form):
+            engine.footprint()
+
+
 def test_what_does_not_go_together_is_refused():
     with pytest.raises(Unsupported, match="disaggregated with prefix_cache"):
         start(disaggregated="on", prefix_cache=True)
-    with pytest.raises(Unsupported, match="device=cuda over several ranks"):
-        start(tensor_parallel_size=2, device="cuda")
+    with pytest.raises(Unsupported, match="dtype bfloat16 over several ranks: float32 can be split"):
+        start(tensor_parallel_size=2, device="cuda", arithmetic="free", dtype="bfloat16", num_pages=64)
 
 
 @pytest.mark.parametrize("chosen", ["replica=both", "disaggregated=on"])
@@ -194,9 +205,16 @@ def test_ranks_show_in_counters_and_observations_and_a_lost_one_ends_the_engine(
         observed = engine.observed()
         mine = observed["threads"]  # the first rank shares this process, and its threads, with other tests
         assert (observed["ranks"], observed["threads_by_rank"]) == (2, f"{mine} 1")
+        cores = [os.sched_getaffinity(count["pid"]) for count in engine.arithmetic.counts()]
+        assert observed["cores_by_rank"] == " ".join(str(len(one)) for one in cores)
+        assert (engine.resolved()["rank_cores"] == "own cores") == cores[0].isdisjoint(cores[1])
         assert engine.resolved()["collectives"].startswith("gloo of torch")
         peaks = [count["peak_memory_kib"] for count in engine.arithmetic.counts()]
         assert engine.footprint().peak_memory_bytes >= 1024 * sum(peaks) > 1024 * peaks[0]
+        plain = engine.generate(work(REQUESTS), quiet)
+        alone = dict(zip(judged_keys(plain), request_digests(plain), strict=True))
+        timings = timed(engine, REQUESTS, 2, len(REQUESTS))  # ranks serve by the clock as one engine does
+        assert {(one.request, one.sample): one.judged for one in timings} == alone
         os.kill(engine.arithmetic.counts()[1]["pid"], signal.SIGKILL)
         with pytest.raises(EngineDied, match=r"of 2 ranks, rank 1 .* was ended by signal SIGKILL"):
             engine.generate(WORK, quiet)

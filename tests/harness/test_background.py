@@ -42,6 +42,9 @@ def test_shapes_are_what_they_say(source):
     assert 8 <= sum(after is not None for after in leave) < len(leave)
     assert all(after is None or 1 <= after < request.sampling.max_tokens
                for after, request in zip(leave, leaving.requests, strict=True))  # fmt: skip
+    steady, rush = (build_background(f"{shape}:1", source) for shape in ("steady", "rush"))
+    assert steady.requests == rush.requests
+    assert steady.arrivals[-1].at_step > 2 * rush.arrivals[-1].at_step
     lengths = [len(request.prompt_token_ids) for request in build_background("lengths:1", source).requests]
     assert max(lengths) >= 300
     assert sum(length < 20 for length in lengths) > len(lengths) / 2

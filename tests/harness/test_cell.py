@@ -207,9 +207,7 @@ def test_release_is_the_union_of_its_parts():
 def test_include_joins_cells(tmp_path):
     write(tmp_path, "matrix.toml", 'schema = 1\ninclude = ["build", "quick"]\nallow_unsupported = ["isa"]\n')
     matrix = load_matrix(str(tmp_path))
-    names = [cell.name for cell in matrix.cells]
-    assert names[:2] == ["compiler", "isa"]
-    assert len(names) == 11
+    assert matrix.cells == (*load_matrix("build").cells, *load_matrix("quick").cells)
     assert matrix.allow_unsupported == ("isa",)
 
 

@@ -128,6 +128,10 @@ def test_tiny_gives_one_completion_in_portable_and_more_in_free(tmp_path, mode, 
     assert all(one["modal"]["total"] == 30 for one in record["prompts"])
     assert max(map(int, record["company"]["running"])) > 4
     assert record["sentence"] in page
+    assert len(distinct) > 1, "one easy prompt can hide everything"
+    assert ("where paths part" in result.output) is (code == FOUND)
+    for one in (one for one in record["prompts"] if one["distinct"] == 2):
+        assert f"{30 - one['modal']['count']} x from token {one['first_divergence']}: " in result.output
 
 
 def test_the_fake_engine_keeps_its_seeds_and_loses_them_with_noise(tmp_path):

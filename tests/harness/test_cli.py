@@ -1,10 +1,16 @@
 """The command line: exit codes, one clear error per mistake, nothing written before the plan stands."""
 
+import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from harness.faults.captures import plant_least
+from harness.store import Store
 
 CELL = """schema = 1
 name = "seeded"
@@ -54,14 +60,47 @@ def test_two_runs_compare_equal_and_another_seed_does_not(finished, workplace):
     result = samebits("compare", "a", "b", cwd=workplace)
     assert result.returncode == 0, result.stdout
     assert "cases compared" in result.stdout
-    folders = sorted((workplace / "b" / "captures").iterdir())
-    digests = [json.loads((f / "capture.json").read_text())["capture"]["judged_digest"] for f in folders]
-    stored = folders[0]
-    other = next(f for f, found in zip(folders, digests, strict=True) if found != digests[0])
-    for file in ("positions.parquet", "requests.parquet", "steps.parquet", "capture.json"):
-        (stored / file).write_bytes((other / file).read_bytes())
+    store = Store(workplace / "b" / "captures")
+    first, second, *_ = store.cases()
+    capture = store.read(first)
+    store.write(dataclasses.replace(capture, traces=plant_least(capture.traces, "topk", "natural")))
     result = samebits("compare", "a", "b", cwd=workplace)
     assert result.returncode == 1, result.stdout
+    assert "1 of 128 positions differ" in result.stdout
+    for file in store.folder.joinpath(second).iterdir():
+        (store.folder / first / file.name).write_bytes(file.read_bytes())
+    result = samebits("compare", "a", "b", cwd=workplace)
+    assert result.returncode == 2
+    assert "it is another case's capture" in result.stderr
+
+
+def test_two_runs_that_lack_the_same_capture_are_not_the_same(finished, workplace):
+    for name in ("left", "right"):
+        shutil.copytree(workplace / "a", workplace / name)
+        shutil.rmtree(min((workplace / name / "captures").iterdir()))
+    result = samebits("compare", "left", "right", cwd=workplace)
+    assert result.returncode == 1, result.stdout
+    assert "left: 3 of 4 planned cases were captured" in result.stdout
+
+
+def test_output_that_nobody_reads_is_not_status_0(workplace):
+    """`samebits run … | head -1` must not turn a verdict into success."""
+    code = "import sys; from harness.cli import main; sys.argv = ['samebits', 'cells', 'list']; main()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_record_that_was_edited_is_no_record(finished, workplace):
+    shutil.copytree(workplace / "a", workplace / "edited")
+    file = workplace / "edited" / "run.json"
+    file.write_text(file.read_text().replace('"foreseen": false', '"foreseen": true'))
+    for command in ("report", "gate"):
+        result = samebits(command, "edited", cwd=workplace)
+        assert result.returncode == 2, result.stdout
+        assert "edited or damaged; restore it, or run again" in result.stderr
 
 
 def test_a_report_can_be_written_again(finished, workplace):
@@ -91,7 +130,7 @@ def test_a_failing_cell_is_exit_1(workplace):
         (("plan", "nothing.toml"), "no such path or shipped matrix"),
         (("cells", "check", "bad.toml"), "$.rule: 'topq'"),
         (("report", "nowhere"), "nowhere/run.json"),
-        (("compare", "nowhere", "nowhere"), "no case in common"),
+        (("compare", "nowhere", "nowhere"), "no such folder; name the folders of two runs"),
         (("fingerprint", "diff", "x.json", "y.json"), "x.json"),
     ],
 )

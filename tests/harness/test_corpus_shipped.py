@@ -13,7 +13,7 @@ from harness.registry import adapter
 
 NAMES = ("pressure", "quick", "ragged", "random", "smoke")  # mixed traffic
 FEATURES = (  # each made for one matrix
-    "brief", "census", "eval", "near-ties", "repeats", "samples", "shaped", "structured", "window",
+    "brief", "census", "eval", "near-ties", "repeats", "samples", "shaped", "structured", "uneven", "window",
 )  # fmt: skip
 COMPONENTS = ("images",)  # not text: tests/engines/test_bundled_vision.py
 THRESHOLDS = (16, 32, 64, 128, 192, 220, 256, 300, 512)

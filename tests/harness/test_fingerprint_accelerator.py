@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from harness.fingerprint import accelerator
-from harness.fingerprint.accelerator import LIBRARIES, QUERIES, accelerator_fields
+from harness.fingerprint.accelerator import LIBRARIES, QUERIES, accelerator_fields, count_accelerators
 from harness.fingerprint.reading import NOT_APPLICABLE
 
 ANSWER = "143771, 9.0, Disabled, Enabled, 700.00, 1980, 1980\n143771, 9.0, Disabled, Enabled, 700.00, 345, 1980\n"
@@ -110,3 +110,13 @@ def test_libraries_show_version_and_package(tmp_path, monkeypatch):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidiactl").touch()
     assert by_name(tmp_path)["accelerator.nccl"].value == "not installed"
+
+
+def test_accelerators_are_counted_by_what_the_driver_shows(tmp_path):
+    assert count_accelerators(tmp_path) == 0
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "null"):
+        (tmp_path / "dev" / name).touch()
+    assert count_accelerators(tmp_path) == 2
+    (tmp_path / "proc/driver/nvidia/gpus/0000:1b:00.0").mkdir(parents=True)
+    assert count_accelerators(tmp_path) == 1

@@ -174,3 +174,16 @@ def test_what_cannot_be_planned_is_refused(changes, message):
     matrices = options.pop("matrices")
     with pytest.raises(UsageError, match=message):
         choose_plan(matrices, **options)
+
+
+def test_cells_for_a_gpu_are_foreseen_to_be_unsupported_without_one_and_planned_with_one(monkeypatch):
+    subject = Subject(adapter=registry.adapter("bundled"), model="tiny", overrides={})
+    monkeypatch.setattr("harness.requires.count_accelerators", lambda: 0)
+    reasons = {(pair.unsupported, pair.foreseen) for pair in make_plan(load_matrix("gpu"), subject).pairs}
+    assert reasons == {("1 accelerator(s) needed, this host shows none", True)}
+    monkeypatch.setattr("harness.requires.count_accelerators", lambda: 1)
+    plan = make_plan(load_matrix("gpu"), subject)
+    assert {pair.unsupported for pair in plan.pairs} == {None}
+    lifetimes = [dict(case.lifetime.settings) for case in plan.cases.values()]
+    assert {one["device"] for one in lifetimes} == {"cuda"}
+    assert {one["arithmetic"] for one in lifetimes} == {"portable", "tensorcore", "free", "native"}

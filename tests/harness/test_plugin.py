@@ -88,6 +88,57 @@ def test_unsupported_is_a_skip_with_its_reason(project):
     assert "2 of 2 planned pairs judged" in result.stdout
 
 
+UNFORESEEN = """schema = 1
+name = "unforeseen"
+invariant = "Pages do not matter."
+corpus = "smoke"
+rule = "topk"
+replay = "golden"
+axis = { name = "page_size", reference = 8, variants = [16] }
+control = { mode = "free" }
+"""
+
+
+def test_unsupported_that_nobody_foresees_fails_as_it_does_in_run(project):
+    (project / "mine" / "unforeseen.toml").write_text(UNFORESEEN)
+    result = run_pytest(project, "-m", "matrix", "--samebits-matrix", "mine")
+    assert result.returncode == 1, result.stdout
+    assert "UNSUPPORTED, and neither [requires] nor" in result.stdout
+    (project / "mine" / "matrix.toml").write_text('schema = 1\nallow_unsupported = ["unforeseen"]\n')
+    result = run_pytest(project, "-m", "matrix", "--samebits-matrix", "mine")
+    assert (result.returncode, "1 passed, 1 skipped" in result.stdout) == (0, True), result.stdout
+
+
+def test_a_session_in_which_nothing_passed_is_not_green(project):
+    (project / "mine" / "first.toml").unlink()
+    add(project, "second", requires='[requires]\nengines = ["vllm"]')
+    result = run_pytest(project, "-m", "matrix", "--samebits-matrix", "mine", "-n", "2")
+    assert result.returncode == 1, result.stdout
+    assert "not green: nothing passed: every planned pair failed or is UNSUPPORTED here" in result.stdout
+
+
+def test_a_path_that_is_given_is_run_and_not_replaced_by_the_default(project):
+    """`pytest -m matrix FOLDER` must judge the cells of FOLDER, beside those of --samebits-matrix."""
+    other = project / "other"
+    other.mkdir()
+    (other / "broken.toml").write_text(CELL.format(name="broken", extra="", requires="[settings]\ninvariant = false"))
+    for chosen in (("other",), ("other", "--samebits-matrix", "mine", "-n", "2")):
+        result = run_pytest(project, "-m", "matrix", *chosen)
+        assert result.returncode == 1, result.stdout
+        assert "broken[alone-together] FAIL" in result.stdout
+        assert ("1 passed" in result.stdout) is ("mine" in chosen)
+
+
+def test_a_matrix_that_includes_others_brings_their_cells(project):
+    (project / "all").mkdir()
+    (project / "all" / "matrix.toml").write_text('schema = 1\ninclude = ["mine"]\n')
+    (project / "unasked").mkdir()
+    (project / "unasked" / "unasked.toml").write_text(CELL.format(name="unasked", extra="", requires=""))
+    result = run_pytest(project, "-m", "matrix", "--samebits-matrix", "all", "-n", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 of 1 planned pairs judged" in result.stdout
+
+
 def test_a_pair_that_was_planned_but_not_judged_fails_the_session(project):
     """`-x` stops after the first failure; what it leaves unjudged must not look green to anyone who filters."""
     (project / "conftest.py").write_text(

@@ -13,7 +13,8 @@ from harness import registry
 from harness.choose import choose_plan
 from harness.errors import OutputError, UsageError
 from harness.progress import Quiet
-from harness.run import RunRequest, prepare_folder, run
+from harness.run import RunRequest, alone_in, prepare_folder, run
+from harness.seal import sealed
 
 # Two cells that share one engine process each way, so that a whole run costs three process starts at most.
 BATCH = """
@@ -140,18 +141,24 @@ def test_one_cell_crashes_and_the_others_go_on(tmp_path, fault):
     assert record["exit_code"] == 4
 
 
-@pytest.mark.parametrize(("fault", "expect", "verdict", "code"), [
-    ("crash", "ERROR", "ERROR", 0),
-    ("none", "ERROR", "INSUFFICIENT", 3),
-    ("noise", "FAIL", "FAIL", 0),
+@pytest.mark.parametrize(("settings", "expect", "verdict", "why"), [
+    ('fault = "crash", fault_when = "batched"', "ERROR", "ERROR", "as declared: variant: the engine process"),
+    ('fault = "crash"', "ERROR", "INSUFFICIENT", "the reference errs already"),
+    ('fault = "nan", fault_when = "batched"', "ERROR", "INSUFFICIENT", "every capture was made"),
+    ('fault = "none"', "ERROR", "INSUFFICIENT", "it came to PASS"),
+    ("invariant = false", "FAIL", "FAIL", "as declared"),
+    ('fault = "noise"', "FAIL", "INSUFFICIENT", "the reference differs from itself"),
+    ('fault = "noise"', "RUN-TO-RUN", "FAIL", "as declared: run-to-run"),
+    ("invariant = false", "RUN-TO-RUN", "INSUFFICIENT", "the reference is the same twice"),
 ])  # fmt: skip
-def test_a_cell_whose_point_is_a_fault(tmp_path, fault, expect, verdict, code):
+def test_a_cell_shows_its_point_only_where_the_axis_can_have_caused_it(tmp_path, settings, expect, verdict, why):
     file = tmp_path / "cell.toml"
     body = SEEDED.replace('replay = "natural"', f'replay = "natural"\nexpect = "{expect}"')
-    file.write_text(f'schema = 1\n{body}settings = {{ fault = "{fault}" }}\n')
+    file.write_text(f"schema = 1\n{body}settings = {{ {settings} }}\n")
     record = fake_run(tmp_path / "run", matrix=str(file))
-    assert verdicts(record) == {"seeded": verdict}
-    assert record["exit_code"] == code
+    assert verdicts(record) == {"seeded": verdict}, reasons(record)
+    assert why in reasons(record)["seeded"]
+    assert record["exit_code"] == (3 if verdict == "INSUFFICIENT" else 0)
 
 
 def test_a_hang_is_ended_at_its_deadline(tmp_path):
@@ -175,8 +182,20 @@ def test_a_finished_run_is_not_overwritten_silently(tmp_path):
     fake_run(folder, cells=("seeded",))
     with pytest.raises(UsageError, match="holds a finished run"):
         fake_run(folder, cells=("seeded",))
+    (folder / "gate").mkdir()
+    for name in ("gate.json", "gate/report.html", "release.tar", "mine.txt"):
+        (folder / name).write_text("of the run before")
     record = fake_run(folder, cells=("batch",), overwrite=True)
     assert verdicts(record) == {"batch": "PASS"}
+    left = {entry.name for entry in folder.iterdir()}
+    assert "mine.txt" in left
+    assert not left & {"gate", "gate.json", "release.tar"}
+
+
+def test_two_runs_do_not_write_in_one_folder_at_once(tmp_path):
+    with alone_in(tmp_path / "run"), pytest.raises(UsageError, match="another run is writing there now"):
+        fake_run(tmp_path / "run", cells=("seeded",))
+    assert verdicts(fake_run(tmp_path / "run", cells=("seeded",))) == {"seeded": "PASS"}
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
@@ -261,7 +280,7 @@ def test_a_resumed_run_captures_again_when_the_engine_changed(tmp_path):
         for field in stored["capture"]["subject"]:
             if field["name"] == "samebits.source":
                 field["value"] = "another source"
-        header.write_text(json.dumps(stored))
+        header.write_text(json.dumps(sealed(stored)))
     record = fake_run(folder, cells=("seeded",))
     assert not any(case["reused"] for case in record["cases"])
     (folder / "run.json").unlink()
@@ -270,12 +289,13 @@ def test_a_resumed_run_captures_again_when_the_engine_changed(tmp_path):
     assert verdicts(record) == {"seeded": "PASS"}
 
 
-def test_a_damaged_capture_is_captured_again_on_resuming(tmp_path):
+@pytest.mark.parametrize("name", ["positions.parquet", "capture.json"])
+def test_a_damaged_capture_is_captured_again_on_resuming(tmp_path, name):
     folder = tmp_path / "run"
     fake_run(folder, cells=("seeded",))
     (folder / "run.json").unlink()
-    file = min((folder / "captures").glob("*/positions.parquet"))
-    file.write_bytes(file.read_bytes()[:-1])
+    file = min((folder / "captures").glob(f"*/{name}"))
+    file.write_bytes(file.read_bytes()[:-3])
     record = fake_run(folder, cells=("seeded",))
     assert verdicts(record) == {"seeded": "PASS"}
     assert sum(not case["reused"] for case in record["cases"]) in (1, 2)

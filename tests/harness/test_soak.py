@@ -53,6 +53,12 @@ def test_latencies_compare_the_last_rounds_with_a_new_server():
     found = Soak(old=(*old[:2], *slow), new=rounds("xx", "ab")).latencies()
     assert found["e2e_p50"] == {"old_s": 3.0, "new_s": 1.0, "ratio": 3.0}
     assert found["e2e_p99"]["ratio"] is None
+    few = Soak(old=old, new=rounds("xx", "ab"))
+    assert "p99 needs 1,000 answers of the new server after its first round, there are 4" in few.text()
+    crowd = tuple(replace(one, ttft_s=(0.1,) * 1000, e2e_s=(2.0,) * 989 + (5.0,) * 11) for one in old)
+    enough = Soak(old=crowd, new=tuple(replace(one, e2e_s=(2.5,) * 1000) for one in crowd[:2]))
+    assert enough.latencies()["e2e_p99"] == {"old_s": 5.0, "new_s": 2.5, "ratio": 2.0}
+    assert "p99 needs" not in enough.text()
 
 
 @pytest.mark.parametrize(("settings", "code"), [((), 0), (("--set", "fault=noise"), 1)])

@@ -1,15 +1,17 @@
 """The store: what goes in comes out bit for bit, and a changed byte anywhere is found."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from harness.capture import Capture
+from harness.digest import is_padding, judged_digest
 from harness.engine import Field
 from harness.errors import OutputError, StoreError
 from harness.store import Store
-from harness.traces import PositionTable, RequestTable, StepTable, Traces
+from harness.traces import NO_TOKEN, PositionTable, RequestTable, StepTable, Traces
 
 INT, FLOAT = np.int32, np.float32
 ODD_BITS = np.array([0x80000000, 0x7FC00001, 0x00000001, 0xFF800000, 0x3F800000], np.uint32).view(FLOAT)
@@ -94,6 +96,19 @@ def test_schema_numbers_have_three_sentences(tmp_path, schema, sentence):
     file.write_text(json.dumps(header))
     with pytest.raises(StoreError, match=sentence):
         Store(tmp_path).read("00ff")
+
+
+def test_a_capture_in_which_nobody_asked_for_candidates_is_kept(tmp_path):
+    made = capture()
+    nothing = dataclasses.replace(
+        made.traces.positions, topk_ids=np.empty((5, 0), INT), topk_logprobs=np.empty((5, 0), FLOAT)
+    )
+    traces = dataclasses.replace(made.traces, positions=nothing)
+    Store(tmp_path).write(dataclasses.replace(made, traces=traces))
+    found = Store(tmp_path).read(made.case).traces
+    assert found.positions.topk_ids.tolist() == [[NO_TOKEN]] * 5
+    assert is_padding(found.positions.topk_ids, found.positions.topk_logprobs).all()
+    assert judged_digest(found) == judged_digest(traces)
 
 
 def test_a_capture_that_is_not_there_is_an_error(tmp_path):

@@ -135,7 +135,7 @@ class KernelArithmetic:
         return ({
             "weight_bytes": self._weight_bytes(), "steps": self._steps, "pid": os.getpid(),
             "kv_bytes": sum(pages.keys.nbytes + pages.values.nbytes for pages in self.pages),
-            "threads_seen": self._kernels.threads_seen(),
+            "threads_seen": self._kernels.threads_seen(), "cores": len(os.sched_getaffinity(0)),
             "peak_memory_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         },)  # fmt: skip
 

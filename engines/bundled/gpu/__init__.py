@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engines.bundled.batch import Arithmetic
-from engines.bundled.config import EngineConfig, Model
+from engines.bundled.config import EngineConfig, Model, ModelConfig
 from engines.bundled.errors import NotSupported
 
-DEVICES = ("cpu", "cuda")
+EMULATED = "emulated"  # the GPU's kernels of `portable` and `free`, run by this host
+DEVICES = ("cpu", "cuda", EMULATED)
 CLUSTERS = (8, 16)  # sizes of fused decode's clusters, the preferred one first
 
 
 def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arithmetic:
-    """The arithmetic `config.arithmetic` on `device` ("cuda" or "cuda:1"): weights and KV pages go to the card.
+    """The arithmetic `config.arithmetic` on `device` ("cuda", "cuda:1", "emulated"): weights and pages go to the card.
 
     `config.num_pages` has to be settled (`fit_pages` keeps it within the card's memory).
     Limits on positions are those of `open_arithmetic`.
@@ -28,6 +29,8 @@ def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arit
         GpuMemoryError: weights and KV pages do not fit.
         ValueError: another arithmetic or device name, or a model whose weights do not fit its shape.
     """
+    if device == EMULATED:
+        return _open_emulated(model, config)
     index = device_index(device)
     if config.dtype == "bfloat16":
         return _open_bfloat16(model, config, index)
@@ -45,12 +48,25 @@ def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arit
 
 
 def check_dtype(config: EngineConfig, device: str) -> None:
-    """Raises NotSupported for bfloat16 where there is no GPU to compute it."""
+    """Raises NotSupported for bfloat16 where there is no GPU to compute it, and for recorded graphs on a CPU."""
+    if device == "cpu" and config.enforce_eager:
+        raise NotSupported("enforce_eager=true: a CPU has no recorded graphs to do without; set device=cuda")
     if device == "cpu" and (config.arithmetic == "tensorcore" or config.dtype != "float32"):
         raise NotSupported(
             f"arithmetic={config.arithmetic}, dtype={config.dtype}: bfloat16 runs on an NVIDIA GPU alone; "
             "set device=cuda on a machine that has one"
         )
+
+
+def _open_emulated(model: Model, config: EngineConfig) -> Arithmetic:
+    if config.arithmetic not in ("portable", "free") or config.dtype != "float32":
+        raise NotSupported(
+            f"device=emulated: arithmetic={config.arithmetic}, dtype={config.dtype} needs an NVIDIA GPU; "
+            "this host emulates the float32 kernels of portable and free"
+        )
+    from engines.bundled.gpu.start import start_emulated
+
+    return start_emulated(model, config)
 
 
 def _open_bfloat16(model: Model, config: EngineConfig, index: int) -> Arithmetic:
@@ -63,26 +79,38 @@ def _open_bfloat16(model: Model, config: EngineConfig, index: int) -> Arithmetic
     return open_model(model, config, index)
 
 
-def fit_pages(model: Model, config: EngineConfig, device: str) -> EngineConfig:
-    """The config with at most as many pages as the stated fraction of the memory left after the weights holds.
+def fit_pages(model: ModelConfig, config: EngineConfig, device: str) -> EngineConfig:
+    """The config with as many pages as `config.kv_fraction` of the memory left after the weights holds.
 
-    Pages beyond what `config.num_pages` asks for would make the pool, a part of the fingerprint, follow what else the
-    card holds.
+    A fraction of 0: as many as `config.num_pages` asks for, within KV_FRACTION of that memory. The pool, a part of the
+    fingerprint, then follows the model alone as long as the card has room.
 
     Raises:
-        NotSupported: no GPU.
+        NotSupported: no GPU, or a fraction of 1 or more.
         GpuMemoryError: not even one full context fits.
     """
+    from engines.bundled.gpu.memory import KV_FRACTION, memory_left, pages_in
+
+    fraction = config.kv_fraction
+    if fraction >= 1:
+        raise NotSupported(f"kv_fraction: expected 0, or a number below 1, got {fraction}")
+    left = memory_left(free_bytes(device), model, config.dtype)
+    most = pages_in(left, model, config.page_size, fraction or KV_FRACTION, config.dtype)
+    return replace(config, num_pages=most if fraction else min(config.num_pages, most))
+
+
+def free_bytes(device: str) -> int:
+    """Free memory of the card, or what an emulated one pretends to have. Raises NotSupported where there is none."""
     from engines.bundled.gpu.cuda import open_driver
     from engines.bundled.gpu.interface import GpuError
-    from engines.bundled.gpu.memory import pages_in, weight_bytes
+    from engines.bundled.gpu.memory import EMULATED_BYTES
 
+    if device == EMULATED:
+        return EMULATED_BYTES
     try:
-        free = open_driver(device_index(device)).free_bytes()
+        return open_driver(device_index(device)).free_bytes()
     except GpuError as error:
         raise NotSupported(f"device={device}: {error}") from error
-    most = pages_in(free - weight_bytes(model), model.config, config.page_size)
-    return replace(config, num_pages=min(config.num_pages, most))
 
 
 def device_index(device: str) -> int:

@@ -13,13 +13,14 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 _LINEAR = "x:p weight:p bias:p out:p partial:p M:i N:i K:i width:i sum:i share:i"
 _ATTENTION = (
     "qkv:p keys:p values:p table:p sequence:p position:p tile_row:p tile_count:p scores:p maxima:p sums:p outputs:p "
-    "out:p pages:i chunks:i key_chunk:i first_row:i scale:f"
+    "out:p pages:i chunks:i key_chunk:i first_row:i window:i scale:f"
 )
 _DECODE = (
     "base:p parts:p stream:p gain:p front:p bias:p back:p exchange:p result:p embedding:p token:p cos_sin:p keys:p "
     "values:p table:p sequence:p position:p maxima:p sums:p outputs:p done:p previous:p stale:p other:p "
     "M:i pages:i expected:i eps:f scale:f"
 )
+_EXPERT = "x:p weight:p out:p expert:p tile_expert:p tile_pair:p N:i K:i width:i share:i fan:i stride:i"
 _ROPE = "qkv:p cos_sin:p keys:p values:p table:p sequence:p position:p pages:i"
 FIELDS: dict[str, str] = {
     "pack": "weight:p out:p N:i K:i padded:i",
@@ -29,10 +30,18 @@ FIELDS: dict[str, str] = {
     "rope_store": _ROPE,
     "swiglu_rows": "gate_up:p out:p M:i",
     "exponential": "x:p out:p n:i",
+    "log_softmax": "logits:p out:p n:i",
     **{f"few_rows_{rows}": _LINEAR for rows in (1, 2, 4, 8)},
     **{f"many_rows_{tile}": _LINEAR for tile in ("any", "32", "64", "64x128", "128")},
     **{f"{stage}_{size}": _ATTENTION for stage in ("scores", "weigh") for size in (4, 16)},
     "combine_chunks": _ATTENTION,
+    "route": "logits:p expert:p weight:p experts:i k:i",
+    "group_pairs": "expert:p tile_expert:p tile_pair:p pairs:i experts:i rows:i tiles:i",
+    **{f"expert_rows_{rows}": _EXPERT for rows in (1, 8)},
+    "swiglu_pairs": "gate_up:p out:p pairs:i inner:i",
+    "mix_experts": "said:p weight:p hidden:p k:i",
+    "take_columns": "x:p out:p M:i K:i begin:i count:i",
+    "complete_tree": "sums:p program:p hidden:p size:i steps:i",
 }
 FUSED_FIELDS: dict[str, str] = {
     **{f"decode_{part}_{rows}": _DECODE for part in ("attention", "mlp") for rows in (1, 8)},

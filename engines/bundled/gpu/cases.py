@@ -58,85 +58,96 @@ class Operators:
     def __init__(self, machine: Machine, shape: Shape, kernels: Kernels, threads: int = 1) -> None:
         self._machine, self._shape, self._kernels, self._threads = machine, shape, kernels, threads
         self._held: list[int] = []
-        self._linked = shape.cluster > 0 or bool(machine.facts.get("gpu_linked", False))
+        self.linked = shape.cluster > 0 or bool(machine.facts.get("gpu_linked", False))
 
     def linear(
         self, name: str, x: Float32, weight: Float32, width: int, tuning: Tuning | None = None, add: bool = False
     ) -> Pair:
         """x (M, K) times weight (N, K), or added to ones."""
         (rows, inputs), outputs = x.shape, len(weight)
-        packed = self._room(operators.padded(outputs) * inputs)
+        packed = self.room(operators.padded(outputs) * inputs)
         out = np.ones((rows, outputs), np.float32)
-        operands = self._put(weight), self._put(x), self._put(out), self._room(operators.PARTIAL_FLOATS)
+        operands = self.put(weight), self.put(x), self.put(out), self.room(operators.PARTIAL_FLOATS)
         op = Linear(x=operands[1], weight=packed, out=operands[2], rows=rows, outputs=outputs, inputs=inputs,
                     width=width, add=add)  # fmt: skip
         launches = [
             operators.pack(operands[0], packed, outputs, inputs),
-            operators.linear(op, operands[3], self._linked, tuning),
+            operators.linear(op, operands[3], self.linked, tuning),
         ]
         cpu = np.ones_like(out)
-        run = self._kernels.linear_add if add else self._kernels.linear
-        run(x, self._kernels.pack(weight, self._threads), width, self._threads, cpu)
-        return Pair(name=name, gpu=self._run(launches, operands[2], out.shape), cpu=cpu)
+        multiply = self._kernels.linear_add if add else self._kernels.linear
+        multiply(x, self._kernels.pack(weight, self._threads), width, self._threads, cpu)
+        return Pair(name=name, gpu=self.run(launches, operands[2], out.shape), cpu=cpu)
 
     def rms_norm(self, name: str, x: Float32, gain: Float32, eps: float) -> Pair:
         """Rows of the model's hidden size."""
-        out, cpu = self._room(x.size), np.empty_like(x)
-        launch = operators.rms_norm(self._shape, self._put(x), self._put(gain), out, len(x), eps)
+        out, cpu = self.room(x.size), np.empty_like(x)
+        launch = operators.rms_norm(self._shape, self.put(x), self.put(gain), out, len(x), eps)
         self._kernels.rms_norm(x, gain, eps, self._threads, cpu)
-        return Pair(name=name, gpu=self._run([launch], out, x.shape), cpu=cpu)
+        return Pair(name=name, gpu=self.run([launch], out, x.shape), cpu=cpu)
 
     def norm_heads(self, name: str, qkv: Float32, gains: tuple[Float32, Float32], eps: float) -> Pair:
         """Rows of q, k and v; the heads of q and of k are normed in place."""
-        cpu, on_device = qkv.copy(), self._put(qkv)
+        cpu, on_device = qkv.copy(), self.put(qkv)
         q_gain, k_gain = gains
         self._kernels.norm_heads(cpu, q_gain, k_gain, self._shape.kv_heads, eps, self._threads)
-        on_gains = self._put(q_gain), self._put(k_gain)
+        on_gains = self.put(q_gain), self.put(k_gain)
         launch = operators.norm_heads(self._shape, on_device, on_gains[0], on_gains[1], len(qkv), eps)
-        return Pair(name=name, gpu=self._run([launch], on_device, cpu.shape), cpu=cpu)
+        return Pair(name=name, gpu=self.run([launch], on_device, cpu.shape), cpu=cpu)
 
     def swiglu(self, name: str, gate_up: Float32) -> Pair:
         """Rows of twice the model's inner size."""
         cpu = np.empty((len(gate_up), self._shape.inner), np.float32)
-        out = self._room(cpu.size)
+        out = self.room(cpu.size)
         self._kernels.swiglu(gate_up, self._threads, cpu)
-        launch = operators.swiglu(self._shape, self._put(gate_up), out, len(gate_up))
-        return Pair(name=name, gpu=self._run([launch], out, cpu.shape), cpu=cpu)
+        launch = operators.swiglu(self._shape, self.put(gate_up), out, len(gate_up))
+        return Pair(name=name, gpu=self.run([launch], out, cpu.shape), cpu=cpu)
 
     def exponential(self, name: str, x: Float32) -> Pair:
         """Any shape."""
-        out = self._room(x.size)
-        launch = operators.exponential(self._put(x), out, x.size)
-        return Pair(name=name, gpu=self._run([launch], out, x.shape), cpu=self._kernels.exp(x))
+        out = self.room(x.size)
+        launch = operators.exponential(self.put(x), out, x.size)
+        return Pair(name=name, gpu=self.run([launch], out, x.shape), cpu=self._kernels.exp(x))
 
-    def attention(self, name: str, qkv: Float32, lengths: tuple[int, ...], theta: float, key_chunk: int) -> Pair:
+    def log_softmax(self, name: str, logits: Float32) -> Pair:
+        """Rows of any vocabulary."""
+        out = self.room(logits.size)
+        launch = operators.log_softmax(self.put(logits), out, *logits.shape)
+        cpu = self._kernels.log_softmax(logits, self._threads)
+        return Pair(name=name, gpu=self.run([launch], out, logits.shape), cpu=cpu)
+
+    def attention(
+        self, name: str, qkv: Float32, lengths: tuple[int, ...], theta: float, key_chunk: int, window: int = 0
+    ) -> Pair:
         """Whole sequences of `lengths` tokens, rope and paged store included; pages in shuffled order."""
         s, tokens = self._shape, len(qkv)
         rows = paged_rows(lengths, s.page)
         count = int(rows.page_table.max()) + 1
         table = rope_table(max(lengths), s.dim, theta)
-        cpu = self._cpu_attention(qkv.copy(), table, rows, count, key_chunk)
+        cpu = self._cpu_attention(qkv.copy(), table, rows, count, key_chunk, window)
         step = lay_out_rows(rows, s, key_chunk)
         pool = count * s.page * s.kv_heads * s.dim
         names = {
-            "qkv": self._put(qkv), "keys": self._room(pool), "values": self._room(pool),
-            "table": self._put(rows.page_table), "sequence": self._put(rows.sequence),
-            "position": self._put(rows.position), "pages": rows.page_table.shape[1],
+            "qkv": self.put(qkv), "keys": self.room(pool), "values": self.room(pool),
+            "table": self.put(rows.page_table), "sequence": self.put(rows.sequence),
+            "position": self.put(rows.position), "pages": rows.page_table.shape[1],
         }  # fmt: skip
         rope = Launch(kernel="rope_store", grid=(tokens, 1, 1), block=128, shared=0,
-                      arguments={**names, "cos_sin": self._put(table)})  # fmt: skip
+                      arguments={**names, "cos_sin": self.put(table)})  # fmt: skip
         tiles = np.array(step.tiles, np.int32)
-        units, out = tokens * s.heads * step.chunks, self._room(tokens * s.heads * s.dim)
+        units, out = tokens * s.heads * step.chunks, self.room(tokens * s.heads * s.dim)
         arguments = {
-            **names, "tile_row": self._put(tiles[:, 0].copy()), "tile_count": self._put(tiles[:, 1].copy()),
-            "scores": self._room(units * key_chunk), "maxima": self._room(units), "sums": self._room(units),
-            "outputs": self._room(units * s.dim), "out": out, "chunks": step.chunks, "key_chunk": key_chunk,
-            "first_row": 0, "scale": score_scale(s.dim),
+            **names, "tile_row": self.put(tiles[:, 0].copy()), "tile_count": self.put(tiles[:, 1].copy()),
+            "scores": self.room(units * key_chunk), "maxima": self.room(units), "sums": self.room(units),
+            "outputs": self.room(units * s.dim), "out": out, "chunks": step.chunks, "key_chunk": key_chunk,
+            "first_row": 0, "window": window, "scale": score_scale(s.dim),
         }  # fmt: skip
         launches = [rope, *operators.attend(s, arguments, step.chunks, len(tiles), tokens, operators.QUERIES)]
-        return Pair(name=name, gpu=self._run(launches, out, cpu.shape), cpu=cpu)
+        return Pair(name=name, gpu=self.run(launches, out, cpu.shape), cpu=cpu)
 
-    def _cpu_attention(self, qkv: Float32, table: Float32, rows: Rows, count: int, key_chunk: int) -> Float32:
+    def _cpu_attention(
+        self, qkv: Float32, table: Float32, rows: Rows, count: int, key_chunk: int, window: int
+    ) -> Float32:
         s = self._shape
         pages = Pages(
             keys=np.full((count, s.kv_heads, s.dim, s.page), np.nan, np.float32),
@@ -144,10 +155,11 @@ class Operators:
         )
         out = np.empty((len(qkv), s.heads * s.dim), np.float32)
         self._kernels.rope_store(qkv, table, rows, pages, self._threads)
-        self._kernels.attend(qkv, rows, pages, s.heads, key_chunk, 0, self._threads, out)
+        self._kernels.attend(qkv, rows, pages, s.heads, key_chunk, window, self._threads, out)
         return out
 
-    def _run(self, launches: list[Launch], out: int, shape: tuple[int, ...]) -> Float32:
+    def run(self, launches: list[Launch], out: int, shape: tuple[int, ...]) -> Float32:
+        """What lies at `out` after the launches; everything that was taken is given back."""
         for launch in launches:
             self._machine.launch(launch)
         result = np.full(shape, np.nan, np.float32)
@@ -157,12 +169,14 @@ class Operators:
         self._held.clear()
         return result
 
-    def _room(self, count: int) -> int:
+    def room(self, count: int) -> int:
+        """Address of `count` words, held until the next `run` ends."""
         self._held.append(self._machine.allocate(count))
         return self._held[-1]
 
-    def _put(self, array: Array) -> int:
-        address = self._room(array.size)
+    def put(self, array: Array) -> int:
+        """Address of a copy of the array."""
+        address = self.room(array.size)
         self._machine.upload(address, array)
         return address
 

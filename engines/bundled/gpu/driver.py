@@ -41,15 +41,29 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
+def count_devices() -> int:
+    """NVIDIA GPUs of this machine, without a context on any. Raises GpuError when there is no driver."""
+    library, count = _open_library(), ctypes.c_int()
+    for name, arguments in (("cuInit", (0,)), ("cuDeviceGetCount", (ctypes.byref(count),))):
+        code = int(getattr(library, name)(*arguments))
+        if code != 0:
+            raise GpuError(f"{name}: code {code}")
+    return count.value
+
+
+def _open_library() -> Any:  # noqa: ANN401 - its functions are looked up by name
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise GpuError(f"no NVIDIA driver on this machine ({error})") from error
+
+
 class Driver:
     """libcuda with one device's primary context current."""
 
     def __init__(self, device: int = 0) -> None:
         """Raises GpuError when there is no driver or no such device."""
-        try:
-            self.library: Any = ctypes.CDLL("libcuda.so.1")
-        except OSError as error:
-            raise GpuError(f"no NVIDIA driver on this machine ({error})") from error
+        self.library: Any = _open_library()
         self.call("cuInit", 0)
         self.device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(self.device), device)

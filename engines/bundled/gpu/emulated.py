@@ -16,6 +16,7 @@ import numpy as np
 
 from engines.bundled.gpu.arguments import pack_arguments
 from engines.bundled.gpu.interface import Array, GpuError, Launch, Shape
+from engines.bundled.gpu.memory import EMULATED_BYTES, out_of_memory
 from engines.bundled.gpu.source import EMULATION, define_flags, digest, read_source
 from engines.bundled.kernels.build import cache_folder, compiler_version
 from engines.bundled.kernels.isa import resolve_isa
@@ -42,7 +43,7 @@ class EmulatedRecording:
 class EmulatedMachine:
     """Host memory and emulated kernels."""
 
-    def __init__(self, shape: Shape, *, reversed_order: bool = False, memory: int = 1 << 32) -> None:
+    def __init__(self, shape: Shape, *, reversed_order: bool = False, memory: int = EMULATED_BYTES) -> None:
         """`memory` is the number of bytes this machine pretends to have.
 
         Raises:
@@ -58,8 +59,6 @@ class EmulatedMachine:
 
     def allocate(self, count: int) -> int:
         """Words of NaN, so that reading what nobody wrote shows."""
-        from engines.bundled.gpu.memory import out_of_memory
-
         if 4 * count > self._left:
             raise out_of_memory(4 * count, self._left)
         self._left -= 4 * count

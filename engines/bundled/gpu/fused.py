@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engines.bundled.config import ModelConfig
 from engines.bundled.gpu.interface import Launch, Shape
 from engines.bundled.gpu.steps import Step
 from engines.bundled.gpu.weights import GpuLayer, GpuWeights
@@ -72,10 +73,19 @@ def shape_fits(shape: Shape, cluster: int) -> bool:
     )
 
 
-def step_fits(step: Step, positions: list[int], shape: Shape) -> bool:
-    """True if a step can run fused: few rows, each the newest of its own sequence, not too many chunks of keys."""
+def model_fits(config: ModelConfig) -> bool:
+    """True if fused steps compute such a model: they norm no heads and know no experts."""
+    return not config.qk_norm and not config.num_experts
+
+
+def step_fits(step: Step, positions: list[int], shape: Shape, windows: tuple[int, ...] = ()) -> bool:
+    """True if a step can run fused: few rows, each the newest of its own sequence, not too many chunks of keys.
+
+    Every row has to see all its keys: none is past the smallest of the model's `windows`.
+    """
     units = sum(position // CHUNK_KEYS + 1 for position in positions)
-    return step.single and step.tokens <= FASTER_ROWS and units <= shape.cluster * SLOTS
+    seen = max(positions) < min((window for window in windows if window), default=max(positions) + 1)
+    return step.single and step.tokens <= FASTER_ROWS and units <= shape.cluster * SLOTS and seen
 
 
 def sizes(shape: Shape, layers: int) -> dict[str, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.bundled.config import ModelConfig
 from engines.bundled.errors import NotSupported
 from engines.bundled.gpu.interface import Launch, Shape
 
@@ -26,6 +25,7 @@ _TILES = {  # rows, columns, threads, step along K, stages
     "64x128": (64, 128, 128, 32, 3),
     "128": (128, 128, 256, 16, 4),
 }
+VOCABULARY_CHUNK = 768  # ids whose exponentials are added in 16 lanes
 QUERIES = 16  # pairs of (token, head) in an attention tile
 
 
@@ -52,24 +52,13 @@ class Tuning:
     share: int = 0
 
 
-def check_model(config: ModelConfig, positions: int) -> None:
-    """Raises NotSupported, by name, for what these kernels do not compute in a context of `positions` tokens."""
-    windows = sorted({window for window in config.windows if 0 < window < positions})
-    rules = (
-        (not config.num_experts, f"it has {config.num_experts} experts"),
-        (not windows, f"it has a sliding window of {windows and windows[0]} tokens in contexts of {positions}"),
-    )
-    wrong = [text for holds, text in rules if not holds]
-    if wrong:
-        raise NotSupported(f"the GPU kernels do not compute this model: {'; '.join(wrong)}; use device=cpu")
-
-
-def check_shape(shape: Shape) -> None:
-    """Raises NotSupported for a shape these kernels are not written for."""
+def check_shape(shape: Shape, expert_inner: int = 0) -> None:
+    """Raises NotSupported for a shape these kernels are not written for; `expert_inner` is an expert's inner width."""
     group = shape.heads // shape.kv_heads
     rules = (
         (shape.hidden % 16 == 0, f"hidden size {shape.hidden} is no multiple of 16"),
         (shape.inner % 16 == 0, f"intermediate size {shape.inner} is no multiple of 16"),
+        (expert_inner % 16 == 0, f"an expert's inner width {expert_inner} is no multiple of 16"),
         (shape.dim % 16 == 0, f"head size {shape.dim} is no multiple of 16"),
         (shape.width % 16 == 0, f"chunk width {shape.width} is no multiple of 16"),
         (shape.heads % shape.kv_heads == 0, f"{shape.heads} heads do not divide into {shape.kv_heads} KV heads"),
@@ -223,6 +212,15 @@ def swiglu(shape: Shape, gate_up: int, out: int, rows: int) -> Launch:
     )  # fmt: skip
 
 
+def log_softmax(logits: int, out: int, rows: int, vocab: int) -> Launch:
+    """Log-probabilities of `rows` rows."""
+    chunks = -(-vocab // VOCABULARY_CHUNK)
+    arguments = {"logits": logits, "out": out, "n": vocab}
+    return Launch(
+        kernel="log_softmax", grid=(rows, 1, 1), block=512, shared=4 * (chunks + 18), arguments=arguments, overlap=False
+    )
+
+
 def exponential(x: int, out: int, count: int) -> Launch:
     """exp of `count` elements."""
     blocks = min(-(-count // 256), 4096)
@@ -237,7 +235,7 @@ def attend(
 ) -> list[Launch]:
     """Attention of `tiles` tiles of up to `size` pairs (4 or QUERIES) over up to `chunks` chunks of keys."""
     grid = (chunks, shape.kv_heads, tiles)
-    scores, weights = 4 * size * (shape.dim + 9), 4 * (256 * size + 128 * min(shape.dim, 64)) + 8 * 256 + 8 * size
+    scores, weights = 4 * size * (shape.dim + 10), 4 * (256 * size + 128 * min(shape.dim, 64)) + 8 * 256 + 12 * size
     block = 256 if size == 4 else 128
     return [
         Launch(kernel=f"scores_{size}", grid=grid, block=block, shared=scores, arguments=arguments, overlap=False),

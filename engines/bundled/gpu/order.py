@@ -27,6 +27,7 @@ def free_order(config: ModelConfig, *, rows: int, longest: int, tuning: int) -> 
         down=width(config.intermediate_size),
         head=hidden,
         key_chunk=split_keys(longest, tuning=tuning),
+        expert_down=width(config.moe_intermediate_size) if config.num_experts else 0,
     )
 
 

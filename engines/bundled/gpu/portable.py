@@ -1,8 +1,8 @@
 """The forward pass on a GPU: `portable` in the order of the written definition, `free` in one that follows the step.
 
 It does not know requests or sampling. Rules: the order of sums comes from an `Order` and from nothing else; kernels,
-tiles, graphs and fused launches are chosen for speed and move no bit of `portable`; log-softmax and sampling stay
-with the CPU kernels of the same definition.
+tiles, graphs and fused launches are chosen for speed and move no bit of `portable`; sampling stays with the CPU
+kernels of the same definition.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from engines.bundled.arithmetic.order import DEFINITION, Order, portable_order
 from engines.bundled.arithmetic.rope import model_rope_table
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
-from engines.bundled.gpu import fused, operators
+from engines.bundled.gpu import experts, fused, operators
+from engines.bundled.gpu.experts import ExpertBuffers
 from engines.bundled.gpu.interface import Launch, Machine, Recording, Shape
 from engines.bundled.gpu.memory import KV_FRACTION
 from engines.bundled.gpu.operators import Linear
 from engines.bundled.gpu.order import free_order
-from engines.bundled.gpu.steps import Step, attention_blocks, attention_words, lay_out
-from engines.bundled.gpu.weights import GpuLayer, load_weights
+from engines.bundled.gpu.steps import Step, attention_blocks, attention_words, execution, lay_out
+from engines.bundled.gpu.weights import GpuLayer, GpuWeights, load_weights
 from engines.bundled.kernels.interface import Kernels
 from engines.bundled.kernels.library import score_scale
 
@@ -41,7 +42,7 @@ def shape_of(config: ModelConfig, page: int, cluster: int) -> Shape:
         page=page,
         cluster=cluster,
     )
-    operators.check_shape(shape)
+    operators.check_shape(shape, config.moe_intermediate_size)
     return shape
 
 
@@ -62,10 +63,12 @@ class Buffers:
     gate_up: int
     gated: int
     logits: int
+    logprobs: int
     scores: int
     maxima: int
     sums: int
     outputs: int
+    experts: ExpertBuffers | None
 
 
 class GpuArithmetic:
@@ -78,17 +81,15 @@ class GpuArithmetic:
         self.definition = DEFINITION if self.name == "portable" else 0
         self.machine, self.shape = machine, shape
         self.fused_steps = self.graph_steps = self.steps = 0
-        # Fused steps do not normalise heads.
-        self.use_fused = shape.cluster > 0 and self.name == "portable" and not c.qk_norm
-        self.use_graphs = True
+        self.use_fused = shape.cluster > 0 and self.name == "portable" and fused.model_fits(c)
+        self.use_graphs = not config.enforce_eager
+        self.use_device_softmax = True
+        self._newest: Float32 | None = None
         self.pool_pages = config.num_pages
         self.model, self._config, self.kernels = c, config, kernels
         positions = min(c.max_position_embeddings, config.num_pages * config.page_size)
-        operators.check_model(c, positions)
         self.pitch = -(-positions // config.page_size)
-        self.weights = load_weights(
-            machine, model, config.num_pages * config.page_size * c.num_key_value_heads * c.head_dim
-        )
+        self.weights = self._load(model, config.num_pages * config.page_size * c.num_key_value_heads * c.head_dim)
         table = model_rope_table(c, positions)
         self._cos_sin = machine.allocate(table.size)
         machine.upload(self._cos_sin, table)
@@ -102,15 +103,21 @@ class GpuArithmetic:
         if self._fused is not None:
             machine.upload(self._fused.counts, np.zeros(2 * c.num_hidden_layers, np.int32))
 
+    def _load(self, model: Model, kv_floats: int) -> GpuWeights:
+        """The weights on the device; one rank of several loads its part."""
+        return load_weights(self.machine, model, kv_floats)
+
     def forward(self, batch: StepBatch) -> Float32:
         order = self._order(batch)
         step = lay_out(batch, self.shape, self.pitch, order.key_chunk)
         buffers = self.room(step, order)
         self.machine.upload(buffers.inputs, step.words)
-        is_fused = self.use_fused and fused.step_fits(step, batch.position.tolist(), self.shape)
+        is_fused = self.use_fused and fused.step_fits(step, batch.position.tolist(), self.shape, self.model.windows)
         self._run(step, order, buffers, is_fused)
         logits = np.empty((step.wanted, self.model.vocab_size), np.float32)
         self.machine.download(buffers.logits, logits)
+        logits.flags.writeable = False  # it stands for what lies on the device (`log_softmax`)
+        self._newest = logits
         self.steps += 1
         self.fused_steps += is_fused
         return logits
@@ -182,21 +189,47 @@ class GpuArithmetic:
         )
 
     def _layer(self, step: Step, order: Order, b: Buffers, layer: GpuLayer) -> list[Launch]:
-        s, rows, eps = self.shape, step.tokens, self.model.rms_norm_eps
-        qkv, attended = (s.heads + 2 * s.kv_heads) * s.dim, s.heads * s.dim
+        s, rows = self.shape, step.tokens
         return [
-            operators.rms_norm(s, b.hidden, layer.attention_norm, b.normed, rows, eps),
+            *self._attend(step, order, b, layer),
+            self._linear(
+                b.attended, layer.attention_out, b.hidden, rows, s.hidden, s.heads * s.dim, order.attention_out,
+                add=True,
+            ),
+            *self._mlp(step, order, b, layer),
+        ]  # fmt: skip
+
+    def _mlp(self, step: Step, order: Order, b: Buffers, layer: GpuLayer) -> list[Launch]:
+        """From the residual stream to itself, with what the layer's MLP or its experts add."""
+        s, rows = self.shape, step.tokens
+        if layer.experts is None or b.experts is None:
+            down = self._linear(b.gated, layer.down, b.hidden, rows, s.hidden, s.inner, order.down, add=True)
+            return [*self._gate(step, order, b, layer), down]
+        count, router = self.model.num_experts, layer.experts.router
+        return [
+            operators.rms_norm(s, b.hidden, layer.mlp_norm, b.normed, rows, self.model.rms_norm_eps),
+            self._linear(b.normed, router, b.experts.router, rows, count, s.hidden, order.gate_up),
+            *experts.launches(self.model, layer.experts, b.experts, order, b.normed, b.hidden, rows),
+        ]
+
+    def _attend(self, step: Step, order: Order, b: Buffers, layer: GpuLayer) -> list[Launch]:
+        """From the residual stream to `attended`, before the output projection."""
+        s, rows, qkv = self.shape, step.tokens, (self.shape.heads + 2 * self.shape.kv_heads) * self.shape.dim
+        return [
+            operators.rms_norm(s, b.hidden, layer.attention_norm, b.normed, rows, self.model.rms_norm_eps),
             self._linear(b.normed, layer.qkv, b.qkv, rows, qkv, s.hidden, order.qkv, bias=layer.qkv_bias),
             *self._norm_heads(step, b, layer),
             self._rope(step, b, layer),
             *self._attention(step, order, b, layer),
-            self._linear(
-                b.attended, layer.attention_out, b.hidden, rows, s.hidden, attended, order.attention_out, add=True
-            ),
-            operators.rms_norm(s, b.hidden, layer.mlp_norm, b.normed, rows, eps),
+        ]
+
+    def _gate(self, step: Step, order: Order, b: Buffers, layer: GpuLayer) -> list[Launch]:
+        """From the residual stream to `gated`, before the down projection."""
+        s, rows = self.shape, step.tokens
+        return [
+            operators.rms_norm(s, b.hidden, layer.mlp_norm, b.normed, rows, self.model.rms_norm_eps),
             self._linear(b.normed, layer.gate_up, b.gate_up, rows, 2 * s.inner, s.hidden, order.gate_up),
             operators.swiglu(s, b.gate_up, b.gated, rows),
-            self._linear(b.gated, layer.down, b.hidden, rows, s.hidden, s.inner, order.down, add=True),
         ]
 
     def _linear(
@@ -240,7 +273,7 @@ class GpuArithmetic:
                 "tile_row": tiles, "tile_count": tiles + 4 * len(step.tiles), "scores": b.scores,
                 "maxima": b.maxima, "sums": b.sums, "outputs": b.outputs, "out": b.attended,
                 "chunks": step.chunks, "key_chunk": order.key_chunk, "first_row": first,
-                "scale": score_scale(self.shape.dim),
+                "window": layer.window, "scale": score_scale(self.shape.dim),
             }  # fmt: skip
             size = 4 if small else operators.QUERIES
             launches += operators.attend(self.shape, arguments, step.chunks, end - begin, last + count - first, size)
@@ -280,21 +313,34 @@ class GpuArithmetic:
             "gate_up": tokens * 2 * s.inner,
             "gated": tokens * s.inner,
             "logits": wanted * self.model.vocab_size,
+            "logprobs": wanted * self.model.vocab_size,
             "scores": units * key_chunk,
             "maxima": units,
             "sums": units,
             "outputs": units * s.dim,
         }
         if old is not None:
-            for name in sizes:
-                self.machine.release(getattr(old, name))
+            held = old.experts.addresses() if old.experts else ()
+            for address in (*(getattr(old, name) for name in sizes), *held):
+                self.machine.release(address)
         addresses = {name: self.machine.allocate(size) for name, size in sizes.items()}
         return Buffers(
-            tokens=tokens, words=words, wanted=wanted, chunks=units // s.heads, key_chunk=key_chunk, **addresses
-        )
+            tokens=tokens, words=words, wanted=wanted, chunks=units // s.heads, key_chunk=key_chunk,
+            experts=self._expert_buffers(tokens) if self.model.num_experts else None, **addresses,
+        )  # fmt: skip
+
+    def _expert_buffers(self, tokens: int) -> ExpertBuffers:
+        words = experts.sizes(self.model, tokens)
+        return ExpertBuffers(**{name: self.machine.allocate(count) for name, count in words.items()})
 
     def log_softmax(self, logits: Float32) -> Float32:
-        return self.kernels.log_softmax(logits, self._config.threads)
+        """On the device for what `forward` returned last, whose logits are still there; by the CPU's kernels else."""
+        if not self.use_device_softmax or logits is not self._newest or self._buffers is None or not len(logits):
+            return self.kernels.log_softmax(logits, self._config.threads)
+        b, found = self._buffers, np.empty_like(logits)
+        self.machine.launch(operators.log_softmax(b.logits, b.logprobs, len(logits), self.model.vocab_size))
+        self.machine.download(b.logprobs, found)
+        return found
 
     def describe(self) -> dict[str, str | int | float | bool]:
         portable, order = self.name == "portable", portable_order(self.model)
@@ -304,6 +350,7 @@ class GpuArithmetic:
             "device": "cuda",
             "backend": "gpu kernels",
             "backend_reason": "device=cuda",
+            "execution": execution(self.steps, self.graph_steps),
             "isa": self.kernels.isa,
             "compiler": self.kernels.compiler,
             "kernels_digest": self.kernels.digest,
@@ -312,7 +359,7 @@ class GpuArithmetic:
             "chunk_width": order.qkv if portable else "follows the step",
             "key_chunk": order.key_chunk if portable else "follows the step",
             "tuning": self._config.tuning,
-            "kv_fraction": KV_FRACTION,
+            "kv_fraction": self._config.kv_fraction or KV_FRACTION,
             "gpu_fused": f"clusters of {self.shape.cluster}" if self.use_fused else "none",
             "gpu_graphs": f"steps of up to {GRAPH_TOKENS} tokens" if self.use_graphs else "none",
             **self.machine.facts,

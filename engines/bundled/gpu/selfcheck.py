@@ -8,14 +8,17 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
 from engines.bundled.arithmetic.order import KEY_CHUNK
 from engines.bundled.batch import StepBatch
-from engines.bundled.config import Float32
+from engines.bundled.config import Float32, ModelConfig
 from engines.bundled.gpu import operators
 from engines.bundled.gpu.cases import Kind, Operators, Pair, hashed
+from engines.bundled.gpu.expert_cases import expert_pair
+from engines.bundled.gpu.experts import FEW_PAIRS
 from engines.bundled.gpu.interface import GpuError, Machine, Shape
 from engines.bundled.gpu.operators import Tuning
 from engines.bundled.gpu.portable import GpuArithmetic
@@ -30,7 +33,9 @@ KERNELS = (
 
 def check_arithmetic(arithmetic: GpuArithmetic) -> None:
     """Raises GpuError naming the first operator whose bits differ from the CPU's."""
-    for pair in operator_pairs(arithmetic.machine, arithmetic.shape, arithmetic.kernels):
+    where = arithmetic.machine, arithmetic.shape, arithmetic.kernels
+    windows = window_pairs(*where) if any(arithmetic.model.windows) else ()
+    for pair in chain(operator_pairs(*where), windows, expert_pairs(*where, arithmetic.model)):
         if pair.differing:
             raise GpuError(
                 f"self-check: {pair.name} differs from the CPU's kernels in {pair.differing} of {pair.cpu.size} "
@@ -58,11 +63,28 @@ def operator_pairs(machine: Machine, shape: Shape, kernels: Kernels) -> Iterator
         yield ops.norm_heads(f"norm of heads on {kind} data", heads, gains, 1e-6)
         yield ops.swiglu(f"swiglu on {kind} data", hashed((2, 2 * shape.inner), 5, kind))
         yield ops.exponential(f"exp on {kind} data", hashed((1000,), 6, kind))
+    for kind in KINDS:
+        yield ops.log_softmax(f"log_softmax on {kind} data", hashed((3, 2500), 14, kind, 20.0))
     yield ops.exponential("exp of -120 to 120", hashed((4000,), 7, "uniform", 120.0))
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.dim
     lengths = (KEY_CHUNK + 21, 37)
     yield ops.attention("attention", hashed((sum(lengths), qkv), 8, "uniform", 3.0), lengths, 1e4, KEY_CHUNK)
     yield ops.attention("attention on subnormal data", hashed((37, qkv), 9, "subnormal"), (37,), 1e4, KEY_CHUNK)
+
+
+def window_pairs(machine: Machine, shape: Shape, kernels: Kernels) -> Iterator[Pair]:
+    """Attention in windows of few keys and of more than a chunk."""
+    ops, columns = Operators(machine, shape, kernels), (shape.heads + 2 * shape.kv_heads) * shape.dim
+    for lengths, window in (((KEY_CHUNK + 21, 37), 20), ((2 * KEY_CHUNK + 9,), KEY_CHUNK + 5)):
+        data = hashed((sum(lengths), columns), 13, "uniform", 3.0)
+        yield ops.attention(f"attention in a window of {window}", data, lengths, 1e4, KEY_CHUNK, window)
+
+
+def expert_pairs(machine: Machine, shape: Shape, kernels: Kernels, model: ModelConfig) -> Iterator[Pair]:
+    """A layer of experts, for a model that has them: few pairs of token and expert, and many."""
+    for kind in KINDS if model.num_experts else ():
+        for rows in (3, FEW_PAIRS + 2):
+            yield expert_pair(Operators(machine, shape, kernels), kernels, model, rows, kind)
 
 
 def check_fused(arithmetic: GpuArithmetic) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from engines.bundled.gpu.interface import Shape
 
 FOLDER = Path(__file__).with_name("kernels")
-FILES = ("machine.cu", "functions.cu", "rows.cu", "linear.cu", "attention.cu", "decode.cu")
+FILES = ("machine.cu", "functions.cu", "rows.cu", "linear.cu", "attention.cu", "experts.cu", "decode.cu", "ranks.cu")
 EMULATION = FOLDER / "emulation.h"
 
 

@@ -10,22 +10,42 @@ from engines.bundled.config import EngineConfig, Model
 from engines.bundled.errors import NotSupported
 from engines.bundled.gpu import CLUSTERS, fused
 from engines.bundled.gpu.cuda import CudaMachine
-from engines.bundled.gpu.interface import GpuError, GpuMemoryError, Shape
-from engines.bundled.gpu.portable import GpuArithmetic, shape_of
+from engines.bundled.gpu.interface import GpuError, GpuMemoryError, Machine, Shape
+from engines.bundled.gpu.lone import LoneGpu
+from engines.bundled.gpu.portable import shape_of
 from engines.bundled.gpu.selfcheck import check_arithmetic
 from engines.bundled.kernels.library import load
 
 
-def start_kernels(model: Model, config: EngineConfig, index: int) -> GpuArithmetic:
+def start_kernels(model: Model, config: EngineConfig, index: int) -> LoneGpu:
     """`portable` or `free`; see `open_gpu_arithmetic`."""
     try:
         machine, shape = open_machine(model, config, index)
-        arithmetic = GpuArithmetic(model, config, machine, shape, load(config.isa, config.compiler))
-        check_arithmetic(arithmetic)
+        return _start(model, config, machine, shape)
     except GpuMemoryError:
         raise
     except GpuError as error:
         raise NotSupported(f"device=cuda: {error}") from error
+
+
+def start_emulated(model: Model, config: EngineConfig) -> LoneGpu:
+    """The same over kernels that this host emulates, fused decode included where the shape has one."""
+    from engines.bundled.gpu.emulated import EmulatedMachine
+
+    try:
+        fits = (c for c in CLUSTERS if fused.shape_fits(shape_of(model.config, config.page_size, c), c))
+        cluster = next(fits, 0) if fused.model_fits(model.config) else 0
+        shape = shape_of(model.config, config.page_size, cluster)
+        return _start(model, config, EmulatedMachine(shape), shape)
+    except GpuMemoryError:
+        raise
+    except GpuError as error:
+        raise NotSupported(f"device=emulated: {error}") from error
+
+
+def _start(model: Model, config: EngineConfig, machine: Machine, shape: Shape) -> LoneGpu:
+    arithmetic = LoneGpu(model, config, machine, shape, load(config.isa, config.compiler))
+    check_arithmetic(arithmetic)
     return arithmetic
 
 
@@ -33,7 +53,7 @@ def open_machine(
     model: Model, config: EngineConfig, index: int, clusters: tuple[int, ...] = CLUSTERS
 ) -> tuple[CudaMachine, Shape]:
     """The device with kernels compiled for this model, and the shape they were compiled for."""
-    for cluster in () if model.config.qk_norm else clusters:  # fused steps do not normalise heads
+    for cluster in clusters if fused.model_fits(model.config) else ():
         shape = shape_of(model.config, config.page_size, cluster)
         if not fused.shape_fits(shape, cluster):
             continue

@@ -63,6 +63,13 @@ def lay_out(batch: StepBatch, shape: Shape, pitch: int, key_chunk: int) -> Step:
     )
 
 
+def execution(steps: int, recorded: int) -> str:
+    """How steps have run so far, in words."""
+    if not steps:
+        return "no step yet"
+    return "recorded graphs" if recorded else "launches"
+
+
 def cut_tiles(sequence: Int32, most: int) -> list[tuple[int, int]]:
     """(first token, tokens) of runs of one sequence, at most `most` tokens each."""
     starts = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]

@@ -31,6 +31,7 @@ FLAGS = (
     "-pthread",
 )
 ISA_FLAGS = {"x86-64-v3": ("-march=x86-64-v3",), "x86-64-v4": ("-march=x86-64-v4",), "generic": ()}
+KERNELS_VARIABLE = "SAMEBITS_KERNELS"  # a folder of compiled kernels of its own
 OBEYED = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # a compiler sees no other variable: not CXXFLAGS, not CPATH
 
 
@@ -51,7 +52,9 @@ def find_compiler(name: str) -> str | None:
 
 
 def cache_folder() -> Path:
-    """$SAMEBITS_CACHE/kernels, or samebits/kernels in the user's cache folder."""
+    """$SAMEBITS_KERNELS, else $SAMEBITS_CACHE/kernels, or samebits/kernels in the user's cache folder."""
+    if named := os.environ.get(KERNELS_VARIABLE):
+        return Path(named)
     chosen = os.environ.get("SAMEBITS_CACHE")
     if chosen:
         return Path(chosen) / "kernels"

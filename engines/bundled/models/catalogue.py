@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engines.bundled.errors import ModelError
-from engines.bundled.models import smollm2, tiny
+from engines.bundled.gpu.driver import count_devices
+from engines.bundled.gpu.interface import GpuError
+from engines.bundled.models import random_8b, smollm2, tiny
 from engines.bundled.models.source import Source
 from engines.bundled.vision import tiny_vit
 
@@ -33,10 +35,18 @@ def list_models() -> tuple[Listing, ...]:
         Listing(smollm2.NAME, smollm2.DESCRIPTION, here, smollm2.FETCH),
         Listing(tiny.NAME, tiny.DESCRIPTION, True, "always here"),
         Listing(tiny.MOE_NAME, tiny.MOE_DESCRIPTION, True, "always here"),
+        Listing(random_8b.NAME, random_8b.DESCRIPTION, _has_card(), random_8b.NEEDS),
         Listing(tiny_vit.NAME, tiny_vit.DESCRIPTION, True, "always here"),
         Listing(FOLDER, FOLDER_DESCRIPTION, True, "give its path"),
         Listing(GGUF, GGUF_DESCRIPTION, True, "give its path"),
     )
+
+
+def _has_card() -> bool:
+    try:
+        return count_devices() > 0
+    except GpuError:
+        return False
 
 
 def open_source(model: str) -> Source:
@@ -45,6 +55,8 @@ def open_source(model: str) -> Source:
         return tiny.TinySource()
     if model == tiny.MOE_NAME:
         return tiny.TinySource(tiny.MOE_NAME, tiny.MOE_CONFIG)
+    if model == random_8b.NAME:
+        return random_8b.SeededSource()
     if model == smollm2.NAME:
         return smollm2.open_smollm2()
     if model == tiny_vit.NAME:
@@ -62,7 +74,7 @@ def _open_path(model: str) -> Source:
         from engines.bundled.models.folder import FolderSource
 
         return FolderSource(path, path.resolve().name)
-    names = (tiny.NAME, tiny.MOE_NAME, smollm2.NAME)
+    names = (tiny.NAME, tiny.MOE_NAME, smollm2.NAME, random_8b.NAME)
     near = difflib.get_close_matches(model, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     known = ", ".join(map(repr, names))

@@ -7,6 +7,7 @@ is written here; any other is refused by name, for a guess would change token id
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,9 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
 
     tokens = list(file.need("tokenizer.ggml.tokens"))
     kinds = list(file.need("tokenizer.ggml.token_type"))
+    if len(kinds) != len(tokens):
+        expected = f"{file.path}: tokenizer.ggml.token_type: expected one for each of {len(tokens)} tokens"
+        raise ModelError(f"{expected}, found {len(kinds)}")
     _refuse_unsupported(file)
     model = file.need("tokenizer.ggml.model")
     tokenizer = _sentencepiece(file, tokens, kinds) if model == "llama" else _byte_level(file, tokens)
@@ -47,16 +51,29 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
 def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    merges = [tuple(merge.split(" ")) for merge in file.need("tokenizer.ggml.merges")]
     pre = file.get("tokenizer.ggml.pre")
     ignore_merges = pre == "llama-bpe"  # a whole word of the vocabulary needs no merges
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = _checked_merges(file, vocabulary)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignore_merges))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _checked_merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Raises ModelError for a merge that is no pair, or of tokens that are not there."""
+    merges = []
+    for index, merge in enumerate(file.need("tokenizer.ggml.merges")):
+        left, _, right = merge.partition(" ")
+        unknown = [token for token in (left, right, left + right) if token not in vocabulary]
+        if unknown:
+            where = f"{file.path}: tokenizer.ggml.merges[{index}] is {merge!r}"
+            raise ModelError(f"{where}: expected two tokens that make a third, found no token {unknown[0]!r}")
+        merges.append((left, right))
+    return merges
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str], kinds: list[int]) -> Tokenizer:

@@ -52,7 +52,7 @@ MOE_CONFIG = replace(
 _EMBEDDING_SCALE = 0.6  # small beside what the layers add, or a tied model repeats its input
 _PROJECTION_SCALE = 0.5  # queries and keys of spread 2: attention is neither flat nor one-hot
 _NORM_SCALE = 0.5  # norms lie in [0.75, 1.25)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,13 @@ def make_tensor(name: str, shape: tuple[int, ...], seed: np.uint64) -> Float32:
 def _uniform(count: int, seed: np.uint64) -> Float32:
     """`count` multiples of 2^-24 in [0, 1), by splitmix64 (Steele, Lea, Flood 2014)."""
     with np.errstate(over="ignore"):
-        return (_mix(seed + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64)) >> np.uint64(40)).astype(
+        return (mix(seed + GOLDEN * np.arange(1, count + 1, dtype=np.uint64)) >> np.uint64(40)).astype(
             np.float32
         ) * np.float32(2**-24)
 
 
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's finaliser."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -1,13 +1,15 @@
 """Collectives between the ranks of one model, over torch.distributed: gloo on CPUs, NCCL through a GPU per rank.
 
-It does not know models. Rules: arrays go in and come out as numpy; gathering and broadcasting copy bits and add
-nothing, so no library decides an order of sums; `all_reduce` leaves that order to the library, and only `free` uses
-it; every call ends by the deadline, with a CollectiveError when a rank is gone or silent.
+It does not know models. Rules: arrays go in and come out as numpy, or lie on a card already; gathering and
+broadcasting copy bits and add nothing, so no library decides an order of sums; `all_reduce` and `reduce_in_place`
+leave that order to the library, and only `free` uses them; every call ends by the deadline, with a CollectiveError when
+a rank is gone or silent. NCCL does not notice by itself that a process is gone, so `watch` is asked while a call waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import cast
@@ -23,6 +25,7 @@ from engines.bundled.parallel.wire import CollectiveError
 
 HOST = "127.0.0.1"
 BACKENDS = ("gloo", "nccl")
+WATCH_S = 0.2  # between two looks at the other ranks while a collective over NCCL waits
 
 
 def open_store(port: int, ranks: int, deadline_s: float) -> TCPStore:
@@ -47,9 +50,16 @@ def find_store(port: int, ranks: int, deadline_s: float) -> TCPStore:
 class Group:
     """One rank's membership; a process may be in several groups at once."""
 
-    def __init__(self, store: Store, rank: int, ranks: int, backend: str, deadline_s: float) -> None:
-        """Waits for the other ranks. Raises CollectiveError when they do not come within `deadline_s`."""
+    def __init__(
+        self, store: Store, rank: int, ranks: int, backend: str, deadline_s: float,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Waits for the other ranks. Raises CollectiveError when they do not come within `deadline_s`.
+
+        `watch` raises CollectiveError when it sees that another rank is gone.
+        """
         self.rank, self.ranks = rank, ranks
+        self._deadline_s, self._watch, self._broken = deadline_s, watch, False
         self._device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
         self._store: Store | None = store
         with self._collective("joining the group"):
@@ -81,10 +91,32 @@ class Group:
         result: Float32 = tensor.cpu().numpy()
         return result
 
+    @property
+    def spans_cards(self) -> bool:
+        """True where every rank has a card of its own."""
+        return self._device.type != "cpu"
+
+    def view(self, address: int, words: int) -> torch.Tensor:
+        """(words,) float32 that lie on this rank's card."""
+        return torch.as_tensor(_OnCard(address, words), device=self._device)
+
+    def gather_into(self, everyone: torch.Tensor, mine: torch.Tensor) -> None:
+        """Fills `everyone` (ranks * words,) on the card with what each rank gave; returns when it is there."""
+        with self._collective("all-gather"):
+            self._wait(self._open().allgather([list(everyone.view(self.ranks, -1))], [mine]))
+
+    def reduce_in_place(self, values: torch.Tensor) -> None:
+        """Puts the sum over ranks, in the library's order, in place of `values` on the card."""
+        with self._collective("all-reduce"):
+            self._wait(self._open().allreduce([values]))
+
     def close(self) -> None:
         """Leaves the group, whole or broken. Its threads must be gone before the interpreter is."""
-        if self._backend is not None and self._device.type != "cpu":
-            self._backend.shutdown()
+        if self._backend is not None and self.spans_cards:
+            if self._broken:  # what still waits on the card for a lost rank would keep a shutdown waiting
+                cast("dist.ProcessGroupNCCL", self._backend).abort()
+            else:
+                self._backend.shutdown()
         self._backend = self._store = None
 
     def _open(self) -> ProcessGroup:
@@ -93,17 +125,40 @@ class Group:
         return self._backend
 
     def _wait(self, work: Work) -> None:
+        if not self.spans_cards:
+            work.wait()
+            return
+        begun = looked = time.monotonic()
+        while not work.is_completed():
+            now = time.monotonic()
+            if now - begun > self._deadline_s:
+                raise RuntimeError(f"not over after {self._deadline_s:.0f} s")
+            if now - looked > WATCH_S:
+                self._watch()
+                looked = now
         work.wait()
-        if self._device.type != "cpu":
-            torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self._device)
 
     @contextmanager
     def _collective(self, what: str) -> Iterator[None]:
         try:
             yield
+        except CollectiveError:
+            self._broken = True
+            raise
         except RuntimeError as error:
+            self._broken = True
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CollectiveError(f"rank {self.rank}: {what} failed: {first}") from error
+
+
+class _OnCard:
+    """Device memory that torch did not allocate, as torch takes it."""
+
+    def __init__(self, address: int, words: int) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": (words,), "typestr": "<f4", "data": (address, False), "strides": None,
+        }  # fmt: skip
 
 
 def _open_backend(store: Store, rank: int, ranks: int, backend: str, deadline_s: float) -> ProcessGroup:
@@ -115,5 +170,5 @@ def _open_backend(store: Store, rank: int, ranks: int, backend: str, deadline_s:
         raise RankError(f"collectives=nccl: {ranks} ranks need a GPU each, {torch.cuda.device_count()} are here")
     torch.cuda.set_device(rank)
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = deadline  # noqa: SLF001 - the one way to set it
+    options._timeout = 4 * deadline  # noqa: SLF001 - the one way to set it; it ends the process, ours names the rank
     return cast("ProcessGroup", dist.ProcessGroupNCCL(store, rank, ranks, options))  # the same methods

@@ -152,8 +152,10 @@ def put_in(layer: LayerPages, pages: Sequence[int], kv: LayerKv) -> None:
     size, count = layer.keys.shape[3], kv.keys.shape[2]
     for page, begin in zip(pages, range(0, count, size), strict=False):
         end = min(begin + size, count)
-        layer.keys[page, :, :, : end - begin] = kv.keys[:, :, begin:end]
-        layer.values[page, :, : end - begin] = kv.values[:, begin:end]
+        keys, values = layer.keys[[page]], layer.values[[page]]  # copies: pages may lie on a device
+        keys[0, :, :, : end - begin] = kv.keys[:, :, begin:end]
+        values[0, :, : end - begin] = kv.values[:, begin:end]
+        layer.keys[[page]], layer.values[[page]] = keys, values
 
 
 def _shape(layers: tuple[LayerPages, ...]) -> dict[str, int]:

@@ -9,7 +9,7 @@ a chunk that is absent is skipped, never added as zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.bundled.config import Float32, ModelConfig
@@ -123,15 +123,58 @@ def _halves(node: Span) -> tuple[Span, Span]:
     return Span(node.begin, middle), Span(middle, node.end)
 
 
-def complete(chunks: int, sums: Mapping[Span, Float32], add: Callable[[Float32, Float32], Float32]) -> Float32:
-    """T over `chunks` chunks from the sums of sub-trees that cover it. Raises KeyError naming a chunk nobody summed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSum:
+    """A product whose K is split over the ranks: which sums of sub-trees of T each rank contributes."""
 
-    def total(node: Span) -> Float32:
-        if node in sums:
-            return sums[node]
+    chunks: int  # of K as a whole
+    width: int  # columns of a chunk
+    columns: tuple[Span, ...]  # of K, by rank
+    spans: tuple[tuple[Span, ...], ...]  # by rank: the sub-trees it sums
+
+    @property
+    def widest(self) -> int:
+        """Sub-trees of the rank that has most of them."""
+        return max(map(len, self.spans))
+
+    def pieces(self, rank: int) -> tuple[Span, ...]:
+        """The columns of K of each of the rank's sub-trees."""
+        most = self.columns[-1].end
+        return tuple(span.times(self.width, most) for span in self.spans[rank])
+
+
+def share_sum(whole: int, width: int, columns: Sequence[Span]) -> SharedSum:
+    """How ranks that hold these columns of `whole` share a sum in chunks of `width`."""
+    chunks = -(-whole // width)
+    spans = tuple(subtrees(chunks, chunks_of(span, width)) for span in columns)
+    return SharedSum(chunks=chunks, width=width, columns=tuple(columns), spans=spans)
+
+
+def additions(chunks: int, given: Collection[Span]) -> list[Span | None]:
+    """T over `chunks` chunks from sub-trees that cover it, in reverse Polish order: one of `given`, or None for an
+    addition of the last two.
+
+    Raises KeyError naming a chunk nobody summed.
+    """
+
+    def total(node: Span) -> list[Span | None]:
+        if node in given:
+            return [node]
         if len(node) == 1:
             raise KeyError(f"chunk {node.begin} of {chunks}: no rank summed it")
         left, right = _halves(node)
-        return add(total(left), total(right))
+        return [*total(left), *total(right), None]
 
     return total(Span(0, chunks))
+
+
+def complete(chunks: int, sums: Mapping[Span, Float32], add: Callable[[Float32, Float32], Float32]) -> Float32:
+    """T over `chunks` chunks from the sums of sub-trees that cover it. Raises KeyError naming a chunk nobody summed."""
+    stack: list[Float32] = []
+    for node in additions(chunks, sums):
+        if node is not None:
+            stack.append(sums[node])
+        else:
+            right = stack.pop()
+            stack.append(add(stack.pop(), right))
+    return stack[0]

@@ -29,7 +29,7 @@ from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
 from engines.bundled.kernels.interface import Kernels, Weight
 from engines.bundled.models.tensors import EMBEDDING, FINAL_NORM, LM_HEAD
 from engines.bundled.moe import Experts, pack_experts
-from engines.bundled.parallel.layout import Part, Span, chunks_of, subtrees
+from engines.bundled.parallel.layout import Part, SharedSum, Span, share_sum
 
 _HELD_IN_PARTS = Weight(rows=0, columns=0, kind=0, data=np.empty(0, np.float32), scales=np.empty(0, np.float32))
 
@@ -38,19 +38,13 @@ _HELD_IN_PARTS = Weight(rows=0, columns=0, kind=0, data=np.empty(0, np.float32),
 class SplitMatrix:
     """A matrix (N, K) whose K is split over the ranks, as this rank holds it: one piece per sub-tree of T."""
 
-    chunks: int  # of K as a whole
-    spans: tuple[tuple[Span, ...], ...]  # by rank: the sub-trees it sums
+    shared: SharedSum
     pieces: tuple[Weight, ...]  # of this rank; in `free` one piece of all its columns
 
     @property
     def columns(self) -> int:
         """Columns of K that this rank holds."""
         return sum(piece.columns for piece in self.pieces)
-
-    @property
-    def widest(self) -> int:
-        """Sub-trees of the rank that has most of them."""
-        return max(map(len, self.spans))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +84,18 @@ def take_shard(model: Model, parts: tuple[Part, ...], rank: int, kernels: Kernel
     return _Packer(model, parts, parts[rank], kernels, config).pack()
 
 
+def held_rows(model: Model, mine: Part, i: int) -> dict[str, Float32]:
+    """Rows of a layer's matrices that are split by outputs, and of their biases, as one rank holds them."""
+    dim, weights = model.config.head_dim, model.weights
+    kv = slice(mine.kv_heads.begin * dim, mine.kv_heads.end * dim)
+    rows = {
+        "self_attn.q_proj": mine.attention_columns.slice, "self_attn.k_proj": kv, "self_attn.v_proj": kv,
+        "mlp.gate_proj": mine.inner.slice, "mlp.up_proj": mine.inner.slice,
+    }  # fmt: skip
+    names = {f"model.layers.{i}.{name}.{kind}": where for name, where in rows.items() for kind in ("weight", "bias")}
+    return {name: weights[name][where] for name, where in names.items() if name in weights}
+
+
 class _Packer:
     """Packs matrix after matrix."""
 
@@ -120,7 +126,7 @@ class _Packer:
 
     def _layer(self, i: int) -> Layer:
         prefix, w = f"model.layers.{i}", self.model.weights
-        held = self._held(i)
+        held = held_rows(self.model, self.mine, i)
         out = _HELD_IN_PARTS if self.mine.sharded else self._matrix(i, "self_attn.o_proj")
         return Layer(
             attention_norm=dense(w[f"{prefix}.input_layernorm.weight"]),
@@ -159,19 +165,6 @@ class _Packer:
         """True where each expert of a layer is split, and not the list of them."""
         return self.mine.sharded and not self.mine.experts_split and self.model.config.has_experts(i)
 
-    def _held(self, i: int) -> dict[str, Float32]:
-        """Rows of the layer's matrices that are split by outputs, as this rank holds them."""
-        dim, m = self.model.config.head_dim, self.mine
-        kv = slice(m.kv_heads.begin * dim, m.kv_heads.end * dim)
-        rows = {
-            "self_attn.q_proj": m.attention_columns.slice, "self_attn.k_proj": kv, "self_attn.v_proj": kv,
-            "mlp.gate_proj": m.inner.slice, "mlp.up_proj": m.inner.slice,
-        }  # fmt: skip
-        names = {
-            f"model.layers.{i}.{name}.{kind}": where for name, where in rows.items() for kind in ("weight", "bias")
-        }
-        return {name: self.model.weights[name][where] for name, where in names.items() if name in self.model.weights}
-
     def _matrix(self, i: int, name: str) -> Weight:
         return self.kernels.pack(dense(self.model.weights[f"model.layers.{i}.{name}.weight"]), self.threads)
 
@@ -189,13 +182,9 @@ class _Packer:
 
     def _split(self, i: int, name: str, columns: list[Span]) -> SplitMatrix:
         weight = self.model.weights[f"model.layers.{i}.{name}.weight"]
-        whole = weight.shape[1]
-        chunks = -(-whole // self.width)
-        spans = tuple(subtrees(chunks, chunks_of(span, self.width)) for span in columns)
-        mine = columns[self.mine.rank]
-        pieces = [span.times(self.width, whole) for span in spans[self.mine.rank]] if self.by_tree else [mine]
+        shared = share_sum(weight.shape[1], self.width, columns)
+        pieces = shared.pieces(self.mine.rank) if self.by_tree else (columns[self.mine.rank],)
         return SplitMatrix(
-            chunks=chunks,
-            spans=spans,
+            shared=shared,
             pieces=tuple(self.kernels.pack(dense(weight[:, p.slice]), self.threads) for p in pieces if len(p)),
         )

@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import IO, TYPE_CHECKING, cast
@@ -24,12 +24,15 @@ from engines.bundled.kernels.interface import Kernels
 from engines.bundled.kernels.library import load
 from engines.bundled.kernels.selfcheck import check_environment
 from engines.bundled.models.catalogue import open_source
-from engines.bundled.parallel.layout import lay_out
+from engines.bundled.parallel.cores import pin
+from engines.bundled.parallel.layout import Part, lay_out
 from engines.bundled.parallel.pieces import take_shard
 from engines.bundled.parallel.shard import ShardArithmetic
 from engines.bundled.parallel.wire import CollectiveError, Lines, empty_step, unflatten, write_line
 
 if TYPE_CHECKING:
+    from engines.bundled.parallel.card import CardArithmetic
+    from engines.bundled.parallel.card_start import Card
     from engines.bundled.parallel.group import Group
 
 START_S = 600.0  # for whatever a rank does before its first step, each
@@ -44,6 +47,8 @@ class Prepared:
     config: EngineConfig
     kernels: Kernels
     rank: int
+    parts: tuple[Part, ...]
+    card: Card | None  # None: it computes on the CPU
 
     @property
     def facts(self) -> dict[str, str | int]:
@@ -57,14 +62,15 @@ class Prepared:
             "instruction set": self.kernels.isa,
             "threads": self.config.threads,
             "collectives": describe_library(self.config.collectives),
+            **(self.card.facts if self.card else {"device": "cpu"}),
         }
 
-    def join(self, group: Group) -> ShardArithmetic:
-        """Packs the shard and becomes part of the group's arithmetic."""
-        sizes = self.config.tensor_parallel_size, self.config.expert_parallel_size
-        parts = lay_out(self.model.config, tensor=sizes[0], expert=sizes[1])
-        shard = take_shard(self.model, parts, self.rank, self.kernels, self.config)
-        return ShardArithmetic(self.model, self.config, self.kernels, shard, parts, group)
+    def join(self, group: Group) -> ShardArithmetic | CardArithmetic:
+        """Packs the shard and becomes part of the group's arithmetic. Raises NotSupported, GpuMemoryError."""
+        if self.card is not None:
+            return self.card.join(self.model, self.config, self.kernels, self.parts, group)
+        shard = take_shard(self.model, self.parts, self.rank, self.kernels, self.config)
+        return ShardArithmetic(self.model, self.config, self.kernels, shard, self.parts, group)
 
 
 def describe_library(backend: str) -> str:
@@ -72,10 +78,22 @@ def describe_library(backend: str) -> str:
     return f"{backend} of torch {version('torch')}"
 
 
-def prepare(model: Model, config: EngineConfig, rank: int) -> Prepared:
-    """Loads kernels and checks this process's floating-point environment. Raises KernelError."""
+def prepare(model: Model, config: EngineConfig, rank: int, device: str) -> Prepared:
+    """Loads kernels and checks this process's floating-point environment.
+
+    Raises:
+        KernelError: no kernels can be had here.
+        NotSupported: no card for this rank, or a model that the GPU kernels do not compute.
+    """
     check_environment()
-    return Prepared(model=model, config=config, kernels=load(config.isa, config.compiler), rank=rank)
+    parts = lay_out(model.config, tensor=config.tensor_parallel_size, expert=config.expert_parallel_size)
+    card = None
+    if device != "cpu":
+        from engines.bundled.parallel.card_start import open_card
+
+        card = open_card(model.config, config, parts[rank], device)
+    kernels = load(config.isa, config.compiler)
+    return Prepared(model=model, config=config, kernels=kernels, rank=rank, parts=parts, card=card)
 
 
 def main() -> int:
@@ -93,6 +111,14 @@ def main() -> int:
         os._exit(1)
 
 
+def _watch_parent(first: int) -> Callable[[], None]:
+    def watch() -> None:
+        if os.getppid() != first:
+            raise CollectiveError("the first rank is gone")
+
+    return watch
+
+
 def _say(answers: IO[bytes], message: Mapping[str, object]) -> None:
     with contextlib.suppress(BrokenPipeError):
         write_line(answers, message)
@@ -104,7 +130,8 @@ def _serve(lines: Lines, answers: IO[bytes]) -> int:
         return 0
     config = EngineConfig(**cast("dict[str, object]", start["config"]))  # type: ignore[arg-type]
     rank, ranks = cast("int", start["rank"]), max(config.tensor_parallel_size, config.expert_parallel_size)
-    prepared = prepare(open_source(cast("str", start["model"])).model(), config, rank)
+    pin(cast("list[int]", start["cores"]))
+    prepared = prepare(open_source(cast("str", start["model"])).model(), config, rank, cast("str", start["device"]))
     write_line(answers, {"event": "ready", "facts": prepared.facts})
     from engines.bundled.parallel.group import Group, find_store  # it imports torch; the first rank does so meanwhile
 
@@ -114,7 +141,7 @@ def _serve(lines: Lines, answers: IO[bytes]) -> int:
         return 0
     deadline_s = cast("float", start["deadline_s"])
     store = find_store(cast("int", join["port"]), ranks, START_S)
-    group = Group(store, rank, ranks, config.collectives, deadline_s)
+    group = Group(store, rank, ranks, config.collectives, deadline_s, _watch_parent(os.getppid()))
     arithmetic = prepared.join(group)
     write_line(answers, {"event": "joined"})
     while (command := lines.read(None)) is not None:

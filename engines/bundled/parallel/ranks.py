@@ -22,6 +22,7 @@ from typing import IO, cast
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model
 from engines.bundled.errors import NotSupported, RankError
+from engines.bundled.parallel.cores import OWN, SHARED, deal_cores, pin, usable_cores
 from engines.bundled.parallel.layout import lay_out
 from engines.bundled.parallel.rank import BROKEN_OFF, START_S, Prepared, describe_library, prepare
 from engines.bundled.parallel.wire import CollectiveError, Lines, Message, Silence, flatten, write_line
@@ -125,12 +126,34 @@ class RankProcess:
         return "".join(f"\n  {line}" for line in lines)
 
 
+class Binding:
+    """The first rank's process bound to its cores, and back."""
+
+    def __init__(self, ranks: int, threads: int) -> None:
+        """Deals cores out to all ranks, and binds nobody yet."""
+        self.cores = deal_cores(usable_cores(), ranks, threads)
+        self.words = OWN if self.cores[0] else SHARED
+        self._before: list[int] = []
+
+    def bind(self) -> None:
+        """Binds this process to the first rank's cores."""
+        self._before = pin(self.cores[0])
+
+    def undo(self) -> None:
+        """Lets this process run where it did before."""
+        if self.cores[0] and self._before:
+            pin(self._before)
+            self._before = []
+
+
 class ParallelArithmetic:
     """All ranks behind one call, from the first one's process; implements `batch.Arithmetic`."""
 
-    def __init__(self, prepared: Prepared, others: Sequence[RankProcess], port: int, deadline_s: float) -> None:
+    def __init__(
+        self, prepared: Prepared, others: Sequence[RankProcess], port: int, deadline_s: float, binding: Binding
+    ) -> None:
         """The ranks are ready and match. Raises RankError when they do not come together; ends them then."""
-        self._others, self._config = tuple(others), prepared.config
+        self._others, self._config, self._binding = tuple(others), prepared.config, binding
         self._broken: str | None = None
         from engines.bundled.parallel.group import Group, open_store
 
@@ -140,7 +163,7 @@ class ParallelArithmetic:
             store = open_store(port, len(others) + 1, START_S)
             for other in others:
                 other.tell({"do": "join", "port": store.port})
-            self._group = Group(store, 0, len(others) + 1, self._config.collectives, deadline_s)
+            self._group = Group(store, 0, len(others) + 1, self._config.collectives, deadline_s, self._watch)
             self._local = prepared.join(self._group)
             for other in others:
                 other.answer("joined", START_S)
@@ -174,7 +197,8 @@ class ParallelArithmetic:
 
     def describe(self) -> dict[str, str | int | float | bool]:
         """The first rank's account and the topology; threads are each rank's."""
-        return {**self._local.describe(), "collectives": describe_library(self._config.collectives)}
+        collectives = describe_library(self._config.collectives)
+        return {**self._local.describe(), "collectives": collectives, "rank_cores": self._binding.words}
 
     def counts(self) -> tuple[Mapping[str, int], ...]:
         """What each rank says of itself. Raises RankError when one does not answer."""
@@ -193,6 +217,11 @@ class ParallelArithmetic:
         self._end_others()
         self._group.close()
 
+    def _watch(self) -> None:
+        ended = [other.name for other in self._others if other.wait(0) is not None]
+        if ended:
+            raise CollectiveError(f"{', '.join(ended)} ended")
+
     def _lost(self, error: CollectiveError) -> RankError:
         """Finds out who is to blame, ends every rank, and remembers."""
         limit = time.monotonic() + GRACE_S
@@ -208,16 +237,20 @@ class ParallelArithmetic:
         return RankError(self._broken)
 
     def _end_others(self) -> None:
+        """Whatever state they are in; this process runs where it did before."""
         for other in self._others:
             other.end()
+        self._binding.undo()
 
 
 def open_parallel(
-    model_name: str, model: Model, config: EngineConfig, *, deadline_s: float = COLLECTIVE_S,
+    model_name: str, model: Model, config: EngineConfig, *, device: str = "cpu", deadline_s: float = COLLECTIVE_S,
     others: Mapping[int, str] | None = None,
 ) -> ParallelArithmetic:  # fmt: skip
     """Starts the other ranks, each of which opens the model by its name, and brings all together.
 
+    `device` is one of `gpu.DEVICES`; which card a rank has is said there. Threads of each rank are
+    bound to cores of their own where there are enough (`cores`), those of this process until `close`.
     `others` gives single ranks another model, for tests of what happens then.
 
     Raises:
@@ -226,7 +259,11 @@ def open_parallel(
     """
     if config.arithmetic not in ("portable", "free"):
         raise NotSupported(f"arithmetic {config.arithmetic!r} over several ranks: portable and free can be split")
+    if config.dtype != "float32":
+        raise NotSupported(f"dtype {config.dtype} over several ranks: float32 can be split")
     sizes = config.tensor_parallel_size, config.expert_parallel_size
+    if device != "cpu" and model.config.num_experts:
+        raise NotSupported(f"device={device} over several ranks: experts are split on CPUs alone; use device=cpu")
     if sizes[1] > 1 and model.config.num_experts < sizes[1]:
         raise NotSupported(f"expert_parallel_size {sizes[1]}: the model has {model.config.num_experts} experts")
     try:
@@ -234,21 +271,25 @@ def open_parallel(
     except ValueError as error:
         raise NotSupported(str(error)) from error
     processes: list[RankProcess] = []
+    binding = Binding(max(sizes), config.threads)
     try:
         for rank in range(1, max(sizes)):
             processes.append(RankProcess(rank))
-            name = (others or {}).get(rank, model_name)
-            start = {"model": name, "config": asdict(config), "rank": rank, "deadline_s": deadline_s}
-            processes[-1].tell(start)
-        prepared = prepare(model, config, 0)
+            processes[-1].tell({
+                "model": (others or {}).get(rank, model_name), "config": asdict(config), "rank": rank,
+                "deadline_s": deadline_s, "device": device, "cores": binding.cores[rank],
+            })  # fmt: skip
+        binding.bind()
+        prepared = prepare(model, config, 0, device)
         importlib.import_module("engines.bundled.parallel.group")  # torch takes long, and the others import it now
         for process in processes:
             _check_match(process, prepared.facts, process.answer("ready", START_S)["facts"])
+        return ParallelArithmetic(prepared, processes, config.rendezvous_port, deadline_s, binding)
     except BaseException:
         for process in processes:
             process.end()
+        binding.undo()
         raise
-    return ParallelArithmetic(prepared, processes, config.rendezvous_port, deadline_s)
 
 
 def _check_match(process: RankProcess, mine: Mapping[str, str | int], theirs: object) -> None:

@@ -95,7 +95,7 @@ class ShardArithmetic(KernelArithmetic):
     ) -> None:
         """As `_mix`, where every expert is split over the ranks by its inner width."""
         routing = route(self._kernels, experts, normed, order, self._config.threads)
-        most = 1 if self.name == "free" else down[0].widest
+        most = 1 if self.name == "free" else down[0].shared.widest
         sums = np.zeros((most, *routing.expert.shape, hidden.shape[1]), np.float32)
         for expert, (gate_up, matrix) in enumerate(zip(experts.gate_up, down, strict=False)):
             rows, slots = np.nonzero(routing.expert == expert)
@@ -125,13 +125,16 @@ class ShardArithmetic(KernelArithmetic):
             sums = self._products(matrix, x, width, np.zeros((1, *shape), np.float32))
             hidden += self._group.all_reduce(sums[0])
             return
-        hidden += self._meet(matrix, self._products(matrix, x, width, np.zeros((matrix.widest, *shape), np.float32)))
+        hidden += self._meet(
+            matrix, self._products(matrix, x, width, np.zeros((matrix.shared.widest, *shape), np.float32))
+        )
 
     def _meet(self, matrix: SplitMatrix, sums: Float32) -> Float32:
         """T over all chunks from every rank's sums (widest, ...) of sub-trees."""
         everyone = self._group.gather(sums)
-        found = {span: everyone[rank, i] for rank, spans in enumerate(matrix.spans) for i, span in enumerate(spans)}
-        return complete(matrix.chunks, found, np.add)
+        shared = matrix.shared
+        found = {span: everyone[rank, i] for rank, spans in enumerate(shared.spans) for i, span in enumerate(spans)}
+        return complete(shared.chunks, found, np.add)
 
     def _products(self, matrix: SplitMatrix, x: Float32, width: int, out: Float32) -> Float32:
         """One product per piece of the matrix into out (pieces or more, T, N)."""

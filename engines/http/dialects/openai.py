@@ -14,6 +14,7 @@ from typing import cast
 
 from engines.http.answer import Answer, Candidates, Naming, finite, stand_in
 from engines.http.dialect import Prompt, folded_seed, ranked, refuse, refuse_images
+from engines.http.dialects.grammars import Spelling, spell_grammar
 from engines.http.shape import Json, WrongShape, items, maybe, take
 from harness.request import Request, Sampling
 
@@ -23,11 +24,11 @@ _SEEDS = 2**63  # vLLM and OpenAI keep a seed in a signed 64-bit integer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAi:
-    """One of the two interfaces. `additions`: the server takes vLLM's fields; `grammars`: it takes vLLM's grammars."""
+    """One of the two interfaces. `additions`: the server takes vLLM's fields; `grammars`: in whose words."""
 
     chat: bool
     additions: bool
-    grammars: bool = False
+    grammars: Spelling = "openai"
     seed_limit: int = _SEEDS
     streams: bool = True
     needs_done: bool = True
@@ -66,7 +67,7 @@ class OpenAi:
         if sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
         if request.grammar is not None:
-            body |= self._grammar(request)
+            body |= spell_grammar(request, request.grammar, self.grammars, chat=self.chat)
         return body
 
     def _prompt(self, request: Request, prompt: Prompt) -> Json:
@@ -98,13 +99,6 @@ class OpenAi:
         neutral: Json = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False,
                          "stop_token_ids": []}  # fmt: skip
         return {key: value for key, value in values.items() if value != neutral[key]}
-
-    def _grammar(self, request: Request) -> Json:
-        grammar = request.grammar
-        if grammar is None or not self.grammars:
-            raise refuse(request, "grammar", "this server has no word for it")
-        kind = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}[grammar.kind]
-        return {"structured_outputs": {kind: grammar.text}}
 
     def read(self, event: Json, answers: Sequence[Answer], at: float) -> None:
         """One chunk: its choices, and the counts that come with the last."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engines.http.answer import Answer, Candidates, finite
 from engines.http.dialect import Prompt, folded_seed, ranked, refuse, refuse_images
+from engines.http.dialects.grammars import spell_grammar
 from engines.http.shape import Json, WrongShape, items, maybe, take
 from harness.request import Request
 
@@ -47,7 +48,7 @@ class Sglang:
         if one.logit_bias:
             params["logit_bias"] = {str(token): bias for token, bias in one.logit_bias}
         if request.grammar is not None:
-            params[request.grammar.kind] = request.grammar.text
+            params |= spell_grammar(request, request.grammar, "sglang")
         told: Json = {"input_ids": list(prompt.ids)} if prompt.ids is not None else {"text": prompt.text}
         return {**told, "sampling_params": params, "return_logprob": True, "top_logprobs_num": one.logprobs,
                 "return_text_in_logprobs": False, "stream": True}  # fmt: skip
@@ -62,7 +63,7 @@ class Sglang:
         chosen = _new(meta, "output_token_logprobs", answer, total)
         tops = _new(meta, "output_top_logprobs", answer, total) if answer.candidates else None
         if chosen is not None:
-            pairs = [_pair(one) for one in chosen]
+            pairs = [read_pair(one) for one in chosen]
             ids, values = [token for token, _ in pairs], [value for _, value in pairs]
             answer.add("ids", ids, values, None if tops is None else [_top(one, answer) for one in tops], at)
         else:
@@ -86,8 +87,8 @@ def _new(value: Json, key: str, answer: Answer, total: int) -> list[object] | No
     raise ValueError(f"{key} has {len(found)} entries for {total} tokens, {known} of them known")
 
 
-def _pair(entry: object) -> tuple[int, float]:
-    """(token id, logprob) of SGLang's [logprob, id, text or null]."""
+def read_pair(entry: object) -> tuple[int, float]:
+    """(token id, logprob) of SGLang's [logprob, id, text or null]. Raises ValueError."""
     if not isinstance(entry, list) or len(entry) < 2 or not isinstance(entry[1], int):
         raise ValueError(f"{_META}: expected [logprob, token id, text], found {str(entry)[:60]}")
     return entry[1], finite(entry[0], f"{_META}: logprob of token {entry[1]}")
@@ -96,4 +97,4 @@ def _pair(entry: object) -> tuple[int, float]:
 def _top(entry: object, answer: Answer) -> Candidates:
     if not isinstance(entry, list):
         raise WrongShape(f"{_META}.output_top_logprobs[]: expected a list, found {str(entry)[:60]}")
-    return ranked((_pair(one) for one in entry), answer.candidates)
+    return ranked((read_pair(one) for one in entry), answer.candidates)

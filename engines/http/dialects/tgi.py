@@ -12,6 +12,7 @@ from typing import cast
 
 from engines.http.answer import Answer, Candidates, finite
 from engines.http.dialect import Prompt, folded_seed, ranked, refuse, refuse_images
+from engines.http.dialects.grammars import spell_grammar
 from engines.http.shape import Json, items, maybe, take
 from harness.request import Request
 
@@ -34,7 +35,7 @@ class Tgi:
         one = request.sampling
         unknown = {"min_p": one.min_p, "min_tokens": one.min_tokens, "ignore_eos": one.ignore_eos,
                    "stop_token_ids": one.stop_token_ids, "presence_penalty": one.presence_penalty,
-                   "logit_bias": one.logit_bias, "n": one.n > 1, "grammar": request.grammar}  # fmt: skip
+                   "logit_bias": one.logit_bias, "n": one.n > 1}  # fmt: skip
         for field, value in unknown.items():
             if value:
                 raise refuse(request, field, "TGI's /generate_stream has no word for it")
@@ -48,6 +49,7 @@ class Tgi:
             "frequency_penalty": one.frequency_penalty or None, "stop": list(one.stop), "details": True,
             "decoder_input_details": False, "return_full_text": False, "top_n_tokens": one.logprobs or None,
             "seed": folded_seed(request, self), "watermark": False, "truncate": None, "typical_p": None,
+            **({} if request.grammar is None else spell_grammar(request, request.grammar, "tgi")),
         }  # fmt: skip
         return {"inputs": prompt.text, "parameters": parameters, "stream": True}
 

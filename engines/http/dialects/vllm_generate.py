@@ -1,7 +1,8 @@
-"""vLLM's `/inference/v1/generate`: token ids in, token ids out. Served with `--enable-scale-out`.
+"""vLLM's `/inference/v1/generate`: token ids in, token ids out, streamed. Served with `--enable-scale-out`.
 
-Fields: vLLM 0.32 `entrypoints/scale_out`, as seen on a running server. It sends nothing. Rules: the whole answer is one
-body, so it says nothing about who ran beside whom.
+Fields: vLLM 0.32 `entrypoints/scale_out/token_in_token_out/protocol.py`. It sends nothing. Rules: the chosen token
+stands first in the list of candidates and pushes the last one out, so one more than wanted is asked for, as far as a
+server gives them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import cast
 
 from engines.http.answer import Answer, Candidates, finite
 from engines.http.dialect import Prompt, folded_seed, ranked, refuse, refuse_images
+from engines.http.dialects.grammars import spell_grammar
 from engines.http.shape import Json, items, maybe, take
-from harness.request import Request
+from harness.request import MAX_TOP_LOGPROBS, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +23,14 @@ class VllmGenerate:
     """The interface."""
 
     path: str = "/inference/v1/generate"
-    streams: bool = False
-    needs_done: bool = False
+    streams: bool = True
+    needs_done: bool = True
     takes_ids: bool = True
     seed_limit: int = 2**63
 
     def body(self, request: Request, prompt: Prompt, model: str) -> Json:
         """`sampling_params` are vLLM's own."""
         refuse_images(request)
-        if request.grammar is not None:
-            raise refuse(request, "grammar", "not sent through this interface; set api=completions")
         if prompt.ids is None:
             raise refuse(request, "prompt", "this interface takes token ids")
         one = request.sampling
@@ -39,16 +39,19 @@ class VllmGenerate:
             "repetition_penalty": one.repetition_penalty, "frequency_penalty": one.frequency_penalty,
             "presence_penalty": one.presence_penalty, "max_tokens": one.max_tokens, "min_tokens": one.min_tokens,
             "ignore_eos": one.ignore_eos, "stop": list(one.stop), "stop_token_ids": list(one.stop_token_ids),
-            "logprobs": one.logprobs, "n": one.n,
+            "logprobs": min(one.logprobs + 1, MAX_TOP_LOGPROBS), "n": one.n,
         }  # fmt: skip
         if one.seed is not None:
             params["seed"] = folded_seed(request, self)
         if one.logit_bias:
             params["logit_bias"] = {str(token): bias for token, bias in one.logit_bias}
-        return {"model": model, "token_ids": list(prompt.ids), "sampling_params": params, "stream": False}
+        if request.grammar is not None:
+            params |= spell_grammar(request, request.grammar, "vllm")
+        return {"model": model, "token_ids": list(prompt.ids), "sampling_params": params, "stream": True,
+                "stream_options": {"include_usage": True}}  # fmt: skip
 
     def read(self, event: Json, answers: Sequence[Answer], at: float) -> None:
-        """The whole answer."""
+        """One chunk: its choices, and the counts that come with the last."""
         seen: set[int] = set()
         for item in items(take(event, "choices", list, "$"), dict, "$.choices"):
             choice = cast("Json", item)
@@ -57,16 +60,24 @@ class VllmGenerate:
                 raise ValueError(f"choice {index} is there twice or was not asked for")
             seen.add(index)
             _choice(choice, answers[index], at)
-        usage = maybe(event, "usage", dict, "$") or {}
+        usage = maybe(event, "usage", dict, "$")
+        if usage is None:
+            return
+        details = maybe(usage, "prompt_tokens_details", dict, "$.usage") or {}
+        completion = maybe(usage, "completion_tokens", int, "$.usage") if len(answers) == 1 else None
         for answer in answers:
-            answer.count(maybe(usage, "prompt_tokens", int, "$.usage"), None, None)
+            answer.count(
+                maybe(usage, "prompt_tokens", int, "$.usage"), completion,
+                maybe(details, "cached_tokens", int, "$.usage.prompt_tokens_details"),
+            )  # fmt: skip
 
 
 def _choice(choice: Json, answer: Answer, at: float) -> None:
     place = "$.choices[].logprobs.content"
-    ids = items(take(choice, "token_ids", list, "$.choices[]"), int, "$.choices[].token_ids")
+    ids = items(maybe(choice, "token_ids", list, "$.choices[]") or [], int, "$.choices[].token_ids")
     detail = maybe(choice, "logprobs", dict, "$.choices[]")
-    entries = items(take(detail, "content", list, "$.choices[].logprobs"), dict, place) if detail else None
+    listed = maybe(detail, "content", list, "$.choices[].logprobs") if detail else None
+    entries = None if listed is None else items(listed, dict, place)
     logprobs: list[float] | None = None
     tops: list[Candidates] | None = None
     if entries is not None:
@@ -76,7 +87,8 @@ def _choice(choice: Json, answer: Answer, at: float) -> None:
         logprobs = [finite(entry.get("logprob"), f"{place}[].logprob") for entry in entries]
         tops = [_top(entry, answer.candidates, place) for entry in entries]
     answer.add("ids", ids, logprobs, tops, at)
-    answer.end(choice.get("finish_reason"), at)
+    if choice.get("finish_reason") is not None:
+        answer.end(choice["finish_reason"], at)
 
 
 def _top(entry: Json, count: int, place: str) -> Candidates:

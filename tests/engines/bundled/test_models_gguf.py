@@ -195,6 +195,20 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, metadata, message):
         open_gguf(write(tmp_path / "x.gguf", metadata), "x")
 
 
+@pytest.mark.parametrize("merge", ["h x", "he", "4 2 0"])
+def test_a_merge_of_tokens_that_are_not_there_is_named(tmp_path, merge):
+    with pytest.raises(ModelError, match=rf"x.gguf: tokenizer.ggml.merges\[5\] is '{merge}': expected two tokens that"):
+        open_gguf(write(tmp_path / "x.gguf", merges=[*MERGES, merge]), "x")
+
+
+def test_a_token_without_a_type_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_token_types", lambda self, kinds: self.add_array("tokenizer.ggml.token_type", kinds[1:])
+    )
+    with pytest.raises(ModelError, match=r"tokenizer.ggml.token_type: expected one for each of 512 tokens, found 511"):
+        open_gguf(write(tmp_path / "x.gguf"), "x")
+
+
 def test_extra_and_missing_tensors_are_named(tmp_path):
     extra = [("blk.0.attn_q.bias", np.ones(64, np.float32))]
     with pytest.raises(ModelError, match=r"tensors is .'blk.0.attn_q.bias'.; supported: those of a LlamaForCausalLM"):

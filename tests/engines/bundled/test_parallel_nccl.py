@@ -11,6 +11,7 @@ from test_parallel_ranks import DENSE, alone, equal, opened, run
 from engines.bundled.errors import RankError
 from engines.bundled.parallel.group import Group, open_store
 from engines.bundled.parallel.ranks import open_parallel
+from engines.bundled.parallel.wire import CollectiveError
 
 GPUS = torch.cuda.device_count()
 
@@ -43,3 +44,36 @@ def test_two_ranks_over_nccl_give_the_bits_of_one_or_say_what_is_missing():
         assert equal(run(arithmetic), alone(DENSE)) == [True] * 3
     finally:
         arithmetic.close()
+
+
+class Waiting:
+    """A collective that a lost rank keeps from ending."""
+
+    def is_completed(self):
+        return False
+
+
+def waiting_group(deadline_s, watch):
+    group = Group.__new__(Group)
+    group.rank, group._deadline_s, group._watch, group._broken = 0, deadline_s, watch, False
+    group._device, group._backend = torch.device("cuda", 0), None
+    return group
+
+
+def test_a_collective_on_cards_ends_by_its_deadline_or_when_a_process_is_gone():
+    """NCCL itself would wait."""
+
+    def gone():
+        raise CollectiveError("rank 1 (process 7) ended")
+
+    silent = waiting_group(0.1, lambda: None)
+    with (
+        pytest.raises(CollectiveError, match="rank 0: all-gather failed: not over after 0 s"),
+        silent._collective("all-gather"),
+    ):
+        silent._wait(Waiting())
+    lost = waiting_group(60.0, gone)
+    with pytest.raises(CollectiveError, match=r"rank 1 \(process 7\) ended"), lost._collective("all-gather"):
+        lost._wait(Waiting())
+    assert silent._broken
+    assert lost._broken

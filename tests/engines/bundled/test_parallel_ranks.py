@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from engines.bundled.batch import Closes, Ranked
 from engines.bundled.cache_store import HostMemory
 from engines.bundled.errors import NotSupported, RankError
 from engines.bundled.models.catalogue import open_source
-from engines.bundled.parallel.ranks import open_parallel
+from engines.bundled.parallel import ranks
+from engines.bundled.parallel.ranks import RankProcess, open_parallel
 
 DENSE, MOE = (open_source(name).model() for name in ("tiny", "tiny-moe"))
 CONFIG = options(num_pages=40, page_size=16)
+CORES = os.sched_getaffinity(0)
 DEADLINE_S = 15.0  # a rank of a tiny model is never this late, but a machine may be slow
 
 
@@ -62,8 +65,8 @@ def wait_for(condition, seconds=30.0):
     return condition()
 
 
-def opened(name, model, deadline_s=120.0, **changes):
-    return open_parallel(name, model, dataclasses.replace(CONFIG, **changes), deadline_s=deadline_s)
+def opened(name, model, deadline_s=120.0, device="cpu", **changes):
+    return open_parallel(name, model, dataclasses.replace(CONFIG, **changes), device=device, deadline_s=deadline_s)
 
 
 @pytest.fixture(scope="module")
@@ -218,33 +221,117 @@ def test_a_silent_rank_is_named_by_the_deadline(two):
     assert not is_running(pid)
 
 
-def test_a_lost_rank_is_named_and_nobody_stays_behind(three):
+def test_a_rank_killed_in_a_step_is_named_and_nobody_stays_behind(three):
+    """And this process is bound to no cores any more."""
     pids = [count["pid"] for count in three.counts()[1:]]
-    os.kill(pids[1], signal.SIGKILL)
+    embed = three._local._embed
+
+    def kill_and_embed(token, out):  # the first thing of a step, which all ranks have been told by now
+        os.kill(pids[1], signal.SIGKILL)
+        embed(token, out)
+
+    three._local._embed = kill_and_embed
     message = rf"of 3 ranks, rank 2 \(process {pids[1]}\) was ended by signal SIGKILL"
     with pytest.raises(RankError, match=message):
         run(three)
     assert not any(map(is_running, pids))
     with pytest.raises(RankError, match=message):  # and so it stays
         three.counts()
+    assert os.sched_getaffinity(0) == CORES
+
+
+def test_a_rank_may_start_late_and_may_be_lost_between_steps(monkeypatch):
+    delayed = []
+
+    class LateRank(RankProcess):
+        def __init__(self, rank):
+            super().__init__(rank)
+            os.kill(self.pid, signal.SIGSTOP)
+            delayed.append(threading.Timer(2.0, os.kill, (self.pid, signal.SIGCONT)))
+            delayed[-1].start()
+
+    monkeypatch.setattr(ranks, "RankProcess", LateRank)
+    arithmetic = opened("tiny", DENSE, tensor_parallel_size=2)
+    try:
+        assert equal(run(arithmetic), alone(DENSE)) == [True] * 3
+        pid = arithmetic.counts()[1]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankError, match=rf"of 2 ranks, rank 1 \(process {pid}\) was ended by signal SIGKILL"):
+            run(arithmetic)
+    finally:
+        arithmetic.close()
+    assert not is_running(pid)
+
+
+def test_a_rank_that_never_starts_is_named_by_the_deadline(monkeypatch):
+    class StoppedRank(RankProcess):
+        def __init__(self, rank):
+            super().__init__(rank)
+            os.kill(self.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(ranks, "RankProcess", StoppedRank)
+    monkeypatch.setattr(ranks, "START_S", 1.0)
+    before = children_of(os.getpid())
+    with pytest.raises(RankError, match=r"rank 1 \(process [0-9]+\): no answer within 1 s"):
+        opened("tiny", DENSE, tensor_parallel_size=2)
+    assert children_of(os.getpid()) == before
 
 
 PARENT = """
-import dataclasses, sys, time
+import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import test_parallel_ranks as t
-arithmetic = t.opened("tiny", t.DENSE, tensor_parallel_size=2)
+arithmetic = t.opened("tiny", t.DENSE, tensor_parallel_size=3)
 t.run(arithmetic)
-print(*[count["pid"] for count in arithmetic.counts()[1:]], flush=True)
+pids = [count["pid"] for count in arithmetic.counts()[1:]]
+if sys.argv[2] == "in a step":
+    os.kill(pids[1], signal.SIGSTOP)
+    broadcast = arithmetic._group.broadcast
+    arithmetic._group.broadcast = lambda numbers: (print(*pids, flush=True), broadcast(numbers))
+    t.run(arithmetic)
+print(*pids, flush=True)
 time.sleep(600)
 """
 
 
-def test_ranks_end_when_the_first_one_is_killed():
-    command = [sys.executable, "-c", PARENT, str(Path(__file__).parent)]
+@pytest.mark.parametrize("when", ["between steps", "in a step"])
+def test_ranks_end_when_the_first_one_is_killed(when):
+    command = [sys.executable, "-c", PARENT, str(Path(__file__).parent), when]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 1
-        assert is_running(pids[0])
+        assert len(pids) == 2
+        assert all(map(is_running, pids))
         parent.kill()
-    assert wait_for(lambda: not any(map(is_running, pids)))
+    assert wait_for(lambda: not is_running(pids[0]))
+    os.kill(pids[1], signal.SIGCONT)  # a stopped process cannot end
+    assert wait_for(lambda: not is_running(pids[1]))
+
+
+def test_each_rank_is_bound_to_cores_of_its_own_where_there_are_enough():
+    available = sorted(os.sched_getaffinity(0))
+    arithmetic = opened("tiny", DENSE, tensor_parallel_size=2)
+    try:
+        counts = arithmetic.counts()
+        bound = [os.sched_getaffinity(count["pid"]) for count in counts]
+        words = arithmetic.describe()["rank_cores"]
+    finally:
+        arithmetic.close()
+    assert [count["cores"] for count in counts] == [len(cores) for cores in bound]
+    if len(available) < 2:
+        assert (words, bound) == ("shared cores: fewer of them than ranks x threads", [set(available)] * 2)
+    else:
+        assert words == "own cores"
+        assert [len(cores) for cores in bound] == [1, 1]
+        assert bound[0].isdisjoint(bound[1])
+    assert os.sched_getaffinity(0) == CORES == set(available)
+
+
+def test_ranks_share_cores_where_there_are_too_few(monkeypatch):
+    monkeypatch.setattr(ranks, "usable_cores", lambda: [0])
+    arithmetic = opened("tiny", DENSE, tensor_parallel_size=2)
+    try:
+        assert arithmetic.describe()["rank_cores"] == "shared cores: fewer of them than ranks x threads"
+        assert [count["cores"] for count in arithmetic.counts()] == [len(os.sched_getaffinity(0))] * 2
+        assert equal(run(arithmetic), alone(DENSE)) == [True] * 3
+    finally:
+        arithmetic.close()

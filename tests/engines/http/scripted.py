@@ -145,6 +145,8 @@ class Model:
     logprobs: bool = True
     name: str = "scripted"
     salt: str = ""
+    prefill_salt: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
     spoil: Callable[[int, Call, Reply], Reply] = lambda number, call, reply: reply
     running: int = 0
     count: int = 0
@@ -163,7 +165,9 @@ class Model:
         body = call.body
         if self.seeds == "refused" and "seed" in body:
             return page({"error": {"message": "seed is not supported"}}, 400)
-        return self.spoil(number, call, Reply(parts=self.stream(body, number)))
+        reply = page(self.score(body)) if "prompt_logprobs" in body else Reply(parts=self.stream(body, number))
+        reply.headers |= self.headers
+        return self.spoil(number, call, reply)
 
     def stream(self, body, number=0):
         parts = []
@@ -175,19 +179,35 @@ class Model:
 
     def chunks(self, body, number=0):
         """Events of one answer."""
-        prompt = body["prompt"]
+        text = list(body["prompt"])
         drawn = body["temperature"] > 0
         seed = {"obeyed": body.get("seed"), "random": number, "fixed": 42, "refused": 42}[self.seeds] if drawn else None
         events = []
         for position in range(body["max_tokens"]):
-            digest = hashlib.sha256(f"{self.salt}{prompt}{position}".encode()).digest()
             pick = hashlib.sha256(f"{seed}{position}".encode()).digest()[0] % 4 if drawn else 0
-            top = random.Random(digest).sample(range(VOCAB), CANDIDATES)  # noqa: S311 - a script, no secret
-            values = [-(i + 1) / 8 - digest[30] / 1024 for i in range(CANDIDATES)]
-            events.append(self.chunk(top[pick], dict(zip(top, values, strict=True)), body["logprobs"]))
+            top = self.candidates(text, self.salt)
+            text.append(list(top)[pick])
+            events.append(self.chunk(text[-1], top, body["logprobs"]))
         events[-1]["choices"][0]["finish_reason"] = "length"
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": body["max_tokens"]}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
         return [*events, {"choices": [], "usage": usage}]
+
+    def candidates(self, text, salt):
+        """Token to logprob, best first, after a text."""
+        digest = hashlib.sha256(f"{salt}{text}".encode()).digest()
+        top = random.Random(digest).sample(range(VOCAB), CANDIDATES)  # noqa: S311 - a script, no secret
+        return {token: -(i + 1) / 8 - digest[30] / 1024 for i, token in enumerate(top)}
+
+    def score(self, body):
+        """The logprobs of a prompt, as vLLM returns them; a token that is no candidate has -9."""
+        text, listed = body["prompt"], [None]
+        for i in range(1, len(text)):
+            top = self.candidates(text[:i], self.salt + self.prefill_salt)
+            ranks = {token: rank for rank, token in enumerate(top, 1) if rank <= body["prompt_logprobs"]}
+            listed.append({str(token): {"logprob": top.get(token, -9.0), "rank": ranks.get(token, 99)}
+                           for token in dict.fromkeys([text[i], *ranks])})  # fmt: skip
+        choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": listed}
+        return {"choices": [choice], "usage": {"prompt_tokens": len(text), "completion_tokens": 1}}
 
     def chunk(self, token, top, count):
         best = sorted(top, key=lambda one: -top[one])[:count]

@@ -77,12 +77,25 @@ def replaced(pattern, text):
     return lambda call, reply: Reply(parts=[re.sub(pattern, text, part) for part in reply.parts])
 
 
+def moved(location, status=307):
+    return lambda call, reply: Reply(status, headers={"location": location})
+
+
 FAULTS = {
     "429": (lambda c, r: page({"error": {"message": "slow down"}}, 429, retry_after="7"),
             r"HTTP 429, Retry-After 7: slow down; not retried"),
     "500": (lambda c, r: page({"detail": "broken"}, 500), "HTTP 500: broken; not retried"),
-    "redirect": (lambda c, r: Reply(307, headers={"location": "http://elsewhere.invalid/v1/completions"}),
-                 "HTTP 307 redirects to http://elsewhere.invalid; redirects are not followed"),
+    "another host": (moved("http://elsewhere.invalid/v1/completions"),
+                     "HTTP 307 redirects to http://elsewhere.invalid; redirects are followed within one scheme, host"),
+    "another port": (moved("http://127.0.0.1:9/v1/completions"), "HTTP 307 redirects to http://127.0.0.1:9; "),
+    "another scheme": (moved("https://127.0.0.1/v1/completions"), "HTTP 307 redirects to https://127.0.0.1; "),
+    "another host without a scheme": (moved("//elsewhere.invalid/x"), "redirects to http://elsewhere.invalid; "),
+    "credentials": (lambda c, r: Reply(307, headers={"location": f"http://user:word@{c.headers['host']}/x"}),
+                    r"HTTP 307 redirects to http://127.0.0.1:\d+; "),
+    "a port that is none": (moved("http://127.0.0.1:port/x"), "Invalid URL in location header"),
+    "another method": (moved("/elsewhere", 303), "another path, where a POST would become a GET"),
+    "nowhere": (lambda c, r: Reply(307), "HTTP 307 is no answer and names no other place"),
+    "not modified": (moved("/elsewhere", 304), "HTTP 304 is no answer and names no other place"),
     "cut between events": (lambda c, r: Reply(parts=r.parts[:3], cut=True), "RemoteProtocolError.*; not retried"),
     "cut inside an event": (lambda c, r: Reply(parts=[*r.parts[:2], r.parts[2][:20]]), "ended inside an event"),
     "no end": (lambda c, r: Reply(parts=r.parts[:-1]), r"ended after 6 tokens without \[DONE\]"),
@@ -136,6 +149,62 @@ def test_a_fault_is_an_error_that_names_the_request_and_is_not_retried(fault):
         assert engine.observed()["requests_failed"] == 1
         assert len(server.posts()) == PROBES + 1
         generate(engine, request("wanted"))  # the same endpoint answers the next work
+
+
+def test_a_redirect_within_the_server_is_followed_with_body_and_key_a_few_times():
+    model, key = Model(), "sk-moved"
+
+    def hops(call):
+        """Each completion is sent from /v1/completions through as many other paths as `left` says."""
+        if call.path == "/v1/completions":
+            return Reply(308, headers={"location": f"/hop/{left}?x=1"})
+        if call.path.startswith("/hop/"):
+            rest = int(call.path[5:].partition("?")[0])
+            call.path = "/v1/completions"
+            return model(call) if rest == 1 else Reply(307, headers={"location": f"../hop/{rest - 1}"})
+        return model(call)
+
+    left = 3
+    with scripted(hops) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOVED_KEY", key)
+        with endpoint(server.url, api_key_env="MOVED_KEY") as engine:
+            assert generate(engine, request()).requests.length.tolist() == [6]
+            assert engine.observed()["redirects_followed"] == 3
+            posts = server.posts()[-4:]
+            assert all(call.body == posts[0].body for call in posts)
+            assert {call.headers["authorization"] for call in posts} == {f"Bearer {key}"}
+            left = 4
+            with pytest.raises(EngineError, match="redirected more than 3 times"):
+                generate(engine, request())
+
+
+def test_a_server_of_another_identity_in_the_middle_of_a_run_is_an_error():
+    def swapped(number, call, reply):
+        reply.headers["x-samebits-fingerprint"] = "a1" if number < PROBES + 1 else "b2"
+        return reply
+
+    changed = "'b': the server's identity changed while it was asked: x-samebits-fingerprint was a1, now it is b2"
+    with scripted(Model(spoil=swapped)) as server, endpoint(server.url) as engine:
+        told = {field.name: field for field in engine.fingerprint()}["server.identity_digest"]
+        assert (told.value, told.field_class) == ("a1", "identity")
+        with pytest.raises(EngineError, match=changed):
+            generate(engine, request("a"), request("b"))
+        assert engine.observed()["requests_failed"] == 1
+
+
+def test_an_identity_that_is_no_longer_told_or_changes_between_probes_is_an_error():
+    def silent(number, call, reply):
+        return reply if number >= PROBES else Reply(parts=reply.parts, headers={"x-samebits-fingerprint": "a1"})
+
+    def restless(number, call, reply):
+        return Reply(parts=reply.parts, headers={"x-samebits-fingerprint": f"a{number}"})
+
+    gone = pytest.raises(EngineError, match="was a1, now it is not sent")
+    with scripted(Model(spoil=silent)) as server, endpoint(server.url) as engine, gone:
+        generate(engine, request())
+    changed = pytest.raises(EngineError, match="was a0, now it is a1")
+    with scripted(Model(spoil=restless)) as server, changed, endpoint(server.url):
+        pass
 
 
 def test_without_a_fault_the_same_request_is_answered():
@@ -196,3 +265,10 @@ def test_a_key_is_taken_out_of_what_a_server_says():
 
 def _bounds():
     return Bounds(silence_s=1, request_s=1, most_bytes=1)
+
+
+@pytest.mark.parametrize(("flavour", "connection"), [("llamacpp", "close"), ("vllm", "keep-alive")])
+def test_a_server_that_hangs_up_after_a_stream_is_asked_over_a_new_connection_each_time(flavour, connection):
+    with scripted(Model()) as server, endpoint(server.url, flavour=flavour, api="completions") as engine:
+        generate(engine, request(ignore_eos=False))
+        assert {call.headers["connection"] for call in server.calls} == {connection}

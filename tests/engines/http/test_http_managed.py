@@ -20,7 +20,7 @@ from engines.http.options import read_options
 from harness.digest import judged_digest
 from harness.errors import EngineError, Unsupported
 from harness.lifetime import LifetimeProcess
-from harness.request import Message
+from harness.request import Grammar, Message
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("scripted.py")
@@ -126,7 +126,8 @@ def test_the_endpoint_matrix_passes_on_samebits_serve(tmp_path):
     chained = verdicts["while-decoding"]  # on a busy machine each of these may be answered before the next is sent
     assert chained["verdict"] == "PASS" or "no PASS without a witness" in chained["reason"], chained["reason"]
     others = {name: one["verdict"] for name, one in verdicts.items() if one is not chained}
-    expected = ("alone-vs-concurrent", "seeds", "server-replica", "server-restart")
+    expected = ("alone-vs-concurrent", "endpoint-decode-vs-prefill", "seeds", "server-replica", "server-restart",
+                "server-restart-along-path")  # fmt: skip
     assert others == dict.fromkeys(expected, "PASS"), result.stdout
     assert all(one["control"]["fired"] for one in verdicts.values())
     assert "read from interleaved streams" in verdicts["alone-vs-concurrent"]["caps"][0]
@@ -140,6 +141,8 @@ def test_chat_completions_and_the_engine_itself_give_the_same_bits():
     one = request(ids=tokenizer.encode_chat([("user", "hello")]), temperature=0.9, seed=7, logprobs=5, max_tokens=12)
     one = dataclasses.replace(one, messages=messages)
     samples = dataclasses.replace(one, sampling=dataclasses.replace(one.sampling, n=2))
+    ending = dataclasses.replace(one.sampling, ignore_eos=False)
+    shaped = dataclasses.replace(one, grammar=Grammar(kind="regex", text="[a-e]{8}"), sampling=ending)
     settings = {**SETTINGS, "flavour": "samebits", "arguments": "--set threads=1"}
     server = adapter.start("tiny", settings)
     try:
@@ -147,18 +150,25 @@ def test_chat_completions_and_the_engine_itself_give_the_same_bits():
         chat = adapter.start("tiny", {**SETTINGS, "flavour": "samebits", "url": url, "api": "chat"})
         found = [generate(server, one), generate(chat, one)]
         pair = generate(server, samples)
+        fitting = [generate(server, shaped), generate(chat, shaped)]
         assert server.found.fingerprints == chat.found.fingerprints != frozenset()
-        assert any(field.name == "server.kernels.digest" for field in server.fingerprint())
+        fields = [{field.name: field.value for field in one.fingerprint()} for one in (server, chat)]
+        assert fields[0]["server.identity_digest"] == fields[1]["server.identity_digest"]
+        assert "server.kernels.digest" in fields[0]
     finally:
         server.stop()
     plain = BundledAdapter()
     own = plain.start("tiny", {setting.name: setting.default for setting in plain.settings()} | {"threads": 1})
-    found.append(own.generate(work(one), ignore))
+    own_free = own.generate(work(one), ignore)
+    found.append(own_free)
     assert {judged_digest(traces) for traces in found} == {judged_digest(found[0])}
     assert found[0].positions.topk_ids.shape == (12, 5)
     both = own.generate(work(samples), ignore)
     assert pair.requests.sample.tolist() == [0, 1]
     assert judged_digest(pair) == judged_digest(both)
+    alike = own.generate(work(shaped), ignore)
+    assert {judged_digest(traces) for traces in fitting} == {judged_digest(alike)} != {judged_digest(own_free)}
+    assert alike.requests.masked.tolist() == alike.requests.length.tolist()
 
 
 def test_an_order_free_server_fails_the_same_cell(tmp_path):

@@ -196,6 +196,10 @@ def test_llamacpp_events():
     assert answer.tops[0] == [(3, -0.5), (5, -7.0)]
     body = LlamaCpp().body(request(temperature=1.0, seed=2**32), Prompt(ids=(1,)), "m")
     assert (body["seed"], body["cache_prompt"], body["n_probs"]) == (1, False, 3)
+    LlamaCpp().body(request(min_tokens=2), Prompt(ids=(1,)), "m")  # ignore_eos bans the end altogether
+    with pytest.raises(Unsupported, match="min_tokens"):
+        LlamaCpp().body(request(min_tokens=2, ignore_eos=False), Prompt(ids=(1,)), "m")
+    assert body["repeat_last_n"] >= 3 + 6  # penalties look back on everything; -1 is refused by newer builds
 
 
 def test_tgi_events():
@@ -213,16 +217,24 @@ def test_tgi_events():
     assert body["parameters"]["do_sample"] is False
 
 
-def test_vllm_generate_answer():
-    content = [
-        {"token_id": i, "logprob": -0.5, "rank": 1, "top_logprobs": [{"token_id": i, "logprob": -0.5}]} for i in (3, 4)
-    ]
-    choice = {"index": 0, "token_ids": [3, 4], "logprobs": {"content": content}, "finish_reason": "length"}
-    answer = answered(VllmGenerate(), {"choices": [choice]}, candidates=1)
-    assert (answer.tokens, answer.logprobs, answer.tops) == ([3, 4], [-0.5, -0.5], [[(3, -0.5)], [(4, -0.5)]])
-    choice["token_ids"] = [3, 5]
+def test_vllm_generate_events():
+    def event(i, finish=None):
+        best = [{"token_id": i, "logprob": -2.5}, {"token_id": 8, "logprob": -0.5}, {"token_id": 9, "logprob": -0.75}]
+        content = [{"token_id": i, "logprob": -2.5, "rank": 7, "top_logprobs": best}]
+        return {"choices": [{"index": 0, "token_ids": [i], "logprobs": {"content": content}, "finish_reason": finish}]}
+
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+    answer = answered(VllmGenerate(), event(3), event(4, "length"), usage)
+    assert (answer.tokens, answer.logprobs, answer.times) == ([3, 4], [-2.5, -2.5], [0.0, 1.0])
+    assert answer.tops == [[(8, -0.5), (9, -0.75)]] * 2  # the chosen token pushed none of the best two out
+    assert (answer.finish, answer.prompt_tokens) == ("length", 3)
+    body = VllmGenerate().body(request(logprobs=20), Prompt(ids=(1,)), "m")
+    assert (body["stream"], body["sampling_params"]["logprobs"]) == (True, 20)
+    assert VllmGenerate().body(request(), Prompt(ids=(1,)), "m")["sampling_params"]["logprobs"] == 4
+    wrong = event(3)
+    wrong["choices"][0]["token_ids"] = [5]
     with pytest.raises(ValueError, match="came with logprobs of"):
-        answered(VllmGenerate(), {"choices": [choice]}, candidates=1)
+        answered(VllmGenerate(), wrong)
 
 
 def test_chat_tokens_are_told_by_their_bytes():
@@ -272,13 +284,58 @@ def test_every_interface_refuses_images_and_sends_the_prompt():
             assert '"x"' in body or "[1]" in body, (flavour.name, api)
 
 
-def test_a_grammar_is_sent_or_refused():
-    wanted = request()
-    wanted = type(wanted)(**{name: getattr(wanted, name) for name in wanted.__slots__} | {
-        "grammar": Grammar(kind="regex", text="[ab]+")})  # fmt: skip
-    vllm = FLAVOURS["vllm"].interfaces["completions"]
-    assert vllm.body(wanted, Prompt(ids=(1,)), "m")["structured_outputs"] == {"regex": "[ab]+"}
-    assert Sglang().body(wanted, Prompt(ids=(1,)), "m")["sampling_params"]["regex"] == "[ab]+"
-    for dialect in (LlamaCpp(), FLAVOURS["openai"].interfaces["completions"]):
-        with pytest.raises(Unsupported, match="grammar"):
-            dialect.body(wanted, Prompt(ids=(1,)), "m")
+SCHEMA = '{"type": "object"}'
+TEXTS = {"json_schema": SCHEMA, "regex": "[ab]+", "ebnf": 'root ::= "a"'}
+AS_OBJECT = {"type": "object"}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": AS_OBJECT}}
+SPELLED = {  # (flavour, api): where a grammar stands in a body, by kind; what is missing is refused
+    ("openai", "completions"): {},
+    ("openai", "chat"): {"json_schema": ("response_format", FORMAT)},
+    ("samebits", "completions"): {"json_schema": ("structured_outputs", {"json": SCHEMA}),
+                                  "regex": ("structured_outputs", {"regex": "[ab]+"}),
+                                  "ebnf": ("structured_outputs", {"grammar": TEXTS["ebnf"]})},
+    ("sglang", "generate"): {kind: ("sampling_params", kind, text) for kind, text in TEXTS.items()},
+    ("sglang", "completions"): {kind: (kind, text) for kind, text in TEXTS.items()},
+    ("sglang", "chat"): {"json_schema": ("response_format", FORMAT), "regex": ("regex", "[ab]+"),
+                         "ebnf": ("ebnf", TEXTS["ebnf"])},
+    ("llamacpp", "generate"): {"json_schema": ("json_schema", AS_OBJECT), "ebnf": ("grammar", TEXTS["ebnf"])},
+    ("llamacpp", "completions"): {},
+    ("llamacpp", "chat"): {"json_schema": ("response_format", FORMAT)},
+    ("tgi", "generate"): {"json_schema": ("parameters", "grammar", {"type": "json", "value": AS_OBJECT}),
+                          "regex": ("parameters", "grammar", {"type": "regex", "value": "[ab]+"})},
+    ("tgi", "chat"): {},
+}  # fmt: skip
+SPELLED |= {("samebits", "chat"): SPELLED["samebits", "completions"]}
+SPELLED |= {("vllm", api): SPELLED["samebits", "completions"] for api in ("completions", "chat")}
+SPELLED |= {("vllm", "generate"): {kind: ("sampling_params", *way)
+                                   for kind, way in SPELLED["samebits", "completions"].items()}}  # fmt: skip
+
+
+def shaped(kind, text):
+    wanted = request(ignore_eos=False)
+    return type(wanted)(**{name: getattr(wanted, name) for name in wanted.__slots__} | {
+        "grammar": Grammar(kind=kind, text=text)})  # fmt: skip
+
+
+@pytest.mark.parametrize(("flavour", "api"), [(one.name, api) for one in FLAVOURS.values() for api in one.interfaces])
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_grammar_stands_where_the_interface_reads_it_or_is_refused_by_its_kind(flavour, api, kind):
+    dialect = FLAVOURS[flavour].interfaces[api]
+    prompt = Prompt(messages=(Message(role="user", content="x"),)) if api == "chat" else Prompt(ids=(1,), text="x")
+    wanted = shaped(kind, TEXTS[kind])
+    if kind not in SPELLED[flavour, api]:
+        with pytest.raises(Unsupported, match=rf"'a': grammar \({kind}\): this interface has no word for it"):
+            dialect.body(wanted, prompt, "m")
+        return
+    *way, value = SPELLED[flavour, api][kind]
+    found = dialect.body(wanted, prompt, "m")
+    for key in way:
+        found = found[key]
+    assert found == value
+
+
+def test_llamacpp_reads_no_lark_and_a_schema_must_be_json():
+    with pytest.raises(Unsupported, match=r"grammar \(ebnf\)"):
+        LlamaCpp().body(shaped("ebnf", 'start: "a"'), Prompt(ids=(1,)), "m")
+    with pytest.raises(Unsupported, match="its text is no JSON"):
+        LlamaCpp().body(shaped("json_schema", "{"), Prompt(ids=(1,)), "m")

@@ -161,6 +161,32 @@ def test_golden_replay_and_logits_are_refused(start):
         engine.generate(work(requests(), digests=True), quiet)
 
 
+def test_a_path_is_read_as_a_prompt_where_that_is_asked_for(start):
+    assert (
+        ADAPTER.refuses("scoring", "golden", {}) is ADAPTER.refuses("batch", "golden", {"scoring": "prefill"}) is None
+    )
+    assert "needs golden replay" in ADAPTER.refuses("scoring", "natural", {})
+    decode, prefill = start(deterministic=True), start(deterministic=True, scoring="prefill")
+    made = run(decode, requests(**MANY), schedule="alone")
+    read = run(prefill, requests(**MANY), golden=paths(made))
+    assert compare(made, read, "topk", "golden").outcome == "same"
+    assert limits.PICKS in prefill.observed()
+    assert limits.PICKS not in decode.observed()
+    ordinary = start(scoring="prefill")
+    assert compare(made, run(ordinary, requests(**MANY), golden=paths(made)), "topk", "golden").outcome == "different"
+
+
+def test_sglangs_own_words_reach_the_error_of_a_path_too(start, monkeypatch):
+    engine = start(deterministic=True, scoring="prefill")
+
+    async def refuse(**_words):
+        raise ValueError("Input length exceeds the maximum")
+
+    monkeypatch.setattr(engine.engine, "async_generate", refuse)
+    with pytest.raises(EngineError, match=r"'r0'.*Input length exceeds"):
+        engine.generate(work(requests(), golden={f"r{i}": (1, 2) for i in range(4)}), quiet)
+
+
 def test_choices_that_are_left_to_sglang_are_not_sent():
     found = arguments(open_folder("tiny"), NAMES)
     assert not {"attention_backend", "context_length", "chunked_prefill_size", "page_size"} & set(found)

@@ -4,11 +4,13 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from presence import must_run
 
-from engines import vllm_config
+from engines import vllm_caches, vllm_config
+from engines.vllm_lifetime import CHANGES, _make_invariant
 from engines.vllm_local import VllmAdapter
 from engines.vllm_models import ServedModel
 from harness.axis import AXES
@@ -75,6 +77,7 @@ def test_more_than_one_rank_needs_processes(ranks, executor, found):
 @pytest.mark.parametrize(("changed", "words"), [
     ({"data_parallel_size": 2}, "one replica"),
     ({"tensor_parallel_size": 2, "executor": "uni"}, "executor=uni runs one rank"),
+    ({"pad_single_rows": True, "enforce_eager": False}, "use enforce_eager=true"),
     ({"threads": 3}, "lower threads to 2"),
     ({"tensor_parallel_size": 2, "threads": 2}, "lower threads to 1"),
     ({"tensor_parallel_size": 3}, "3 ranks need a core each"),
@@ -92,14 +95,60 @@ def test_threads_of_each_rank_are_bound_to_cores_of_its_own():
     assert variables(threads=9)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
-@pytest.mark.parametrize(("mode", "batch_invariant", "split_kv", "padded"), [
+@pytest.mark.parametrize(("mode", "batch_invariant", "split_kv", "changed"), [
     ("ordinary", "0", "1", False), ("deterministic", "1", "1", False), ("cpu-invariant", "0", "0", True),
 ])  # fmt: skip
-def test_modes(mode, batch_invariant, split_kv, padded):
+def test_modes(mode, batch_invariant, split_kv, changed):
     settings = ADAPTER.modes()[mode]
     found = variables(**settings)
     assert (found["VLLM_BATCH_INVARIANT"], found["VLLM_CPU_ATTN_SPLIT_KV"]) == (batch_invariant, split_kv)
-    assert settings["pad_single_rows"] is padded
+    assert {settings[name] for name in CHANGES} == {changed}
+
+
+class Workers:
+    """The part of vLLM's engine that changes its workers."""
+
+    def __init__(self, *, v2):
+        self.vllm_config, self.engine_core = SimpleNamespace(use_v2_model_runner=v2), self
+        self.asked, self.ended = [], False
+
+    def collective_rpc(self, method):
+        self.asked.append(method)
+
+    def shutdown(self):
+        self.ended = True
+
+
+def test_workers_are_changed_as_the_mode_says():
+    workers = Workers(v2=False)
+    _make_invariant(workers, ADAPTER.modes()["cpu-invariant"])
+    assert workers.asked == ["samebits_fix_tiles", "samebits_order_ties", "samebits_pad_single_rows"]
+    source = Path(vllm_config.__file__).with_name("vllm_worker.py").read_text()  # importing it needs vLLM
+    assert all(f"def {method}(self)" in source for method in workers.asked)
+    ordinary = Workers(v2=True)
+    _make_invariant(ordinary, ADAPTER.modes()["ordinary"])
+    assert ordinary.asked == []
+
+
+def test_candidates_are_not_ordered_where_another_sampler_reports_them():
+    workers = Workers(v2=True)
+    with pytest.raises(Unsupported, match="V1 sampler alone"):
+        _make_invariant(workers, ADAPTER.modes()["cpu-invariant"])
+    assert (workers.asked, workers.ended) == ([], True)
+
+
+def test_caches_start_empty_and_descriptions_of_classes_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAMEBITS_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "first"))
+    vllm_caches.recall_descriptions()  # nothing is there yet
+    made = tmp_path / "first" / "modelinfos"
+    (made / "llama.json").write_text("{}")
+    (tmp_path / "first" / "torch_compile_cache").mkdir()
+    vllm_caches.keep_descriptions()
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "second"))
+    vllm_caches.recall_descriptions()
+    found = sorted(path.relative_to(tmp_path / "second").as_posix() for path in (tmp_path / "second").rglob("*"))
+    assert found == ["modelinfos", "modelinfos/llama.json"]
 
 
 def test_a_mode_sets_the_same_settings_as_every_other():
@@ -155,7 +204,7 @@ def test_where_a_missing_vllm_is_a_failure(environ, found):
     assert must_run(environ, "vllm") is found
 
 
-@pytest.mark.parametrize("name", ["vllm-cpu", "vllm-gpu"])
+@pytest.mark.parametrize("name", ["vllm-axes", "vllm-cpu", "vllm-gpu"])
 def test_the_matrices_plan_whole(name):
     plan = choose_plan([name], engine="vllm", model="smollm2", mode=None, assignments=())
     assert all(pair.unsupported is None for pair in plan.pairs)

@@ -7,12 +7,13 @@ from vllm_cases import Process, with_sampling
 from harness.claims import check_claims
 from harness.compare import compare
 from harness.corpus import load_corpus, take
+from harness.digest import judged_keys, request_digests
 from harness.lifetime import LifetimeError
 
 pytestmark = [pytest.mark.usefixtures("vllm"), pytest.mark.xdist_group("vllm")]
 
 SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 32, "prefix_cache": True, "threads": 1,
-            "split_kv": False, "pad_single_rows": True}  # fmt: skip
+            "split_kv": False, "pad_single_rows": True, "fixed_tiles": True, "order_ties": True}  # fmt: skip
 REQUESTS = tuple(
     with_sampling(request, max_tokens=6, logprobs=20) for request in take(load_corpus("smoke"), 4).requests
 )  # 22 to 26 prompt tokens each, two of them seeded
@@ -45,6 +46,7 @@ def test_requested_resolved_and_observed_are_three_readings(engine):
     assert (resolved["forcing"], resolved["logprobs_mode"]) == ("sampler", "raw_logprobs")
     assert resolved["num_pages"] > 100
     assert (observed["attention_backend"], observed["threads"], observed["dtype"]) == ("CPU_ATTN", 1, "torch.bfloat16")
+    assert observed["attention_isa"] in ("vec", "amx")  # a CPU build's own name for its kernel
     fields = {field["name"]: field["value"] for field in engine.started["subject"]}
     assert fields["package.vllm"]
     assert fields["package.vllm.native"].startswith("sha256:")
@@ -67,6 +69,26 @@ def test_alone_is_together_in_this_mode_and_one_row_was_padded(engine, natural):
     assert compare(natural, alone.traces, "topk", "golden").outcome == "same"
     assert dict(alone.traces.counters)["max_running"] == 1
     assert alone.observed["padded_rows"] > 0
+
+
+def test_what_a_companion_wants_reported_changes_no_others_candidates(engine):
+    """Without order_ties the fifth of five candidates follows how many a companion asks for."""
+    five = with_sampling(REQUESTS[0], max_tokens=12, logprobs=5)
+    alone = engine.capture((five,), reset=True)
+    ids = alone.traces.positions.topk_ids[:, :5]
+    together = engine.capture((five, REQUESTS[3]), reset=True)  # which wants 20
+    assert together.traces.positions.topk_ids[:12, :5].tolist() == ids.tolist()
+    assert together.observed["reordered_candidates"] > alone.observed["reordered_candidates"]
+
+
+def test_a_timed_answer_is_the_untimed_one_whoever_is_served_beside_it(engine):
+    greedy = tuple(with_sampling(request, temperature=0.0, seed=None, top_k=0, top_p=1.0, max_tokens=8, logprobs=wanted)
+                   for request, wanted in zip(REQUESTS, (5, 20, 1, 2), strict=True))  # fmt: skip
+    alone = engine.capture(greedy, "alone", reset=True).traces
+    reference = dict(zip(judged_keys(alone), request_digests(alone), strict=True))
+    timings = engine.serve(greedy, 3, 8)
+    assert len(timings) == 8
+    assert [one.request for one in timings if one.judged != reference[one.request, 0]] == []
 
 
 def test_a_foreign_path_is_followed_and_the_engines_own_picks_are_kept(engine, natural):

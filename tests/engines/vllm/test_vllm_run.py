@@ -1,5 +1,6 @@
 """Steps, arrivals and tables, on a scripted engine with vLLM's interface. Nothing here needs vLLM."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,8 @@ CORPUS = take(load_corpus("smoke"), 3)
 class Scripted:
     """One scheduler and engine in one: a token per request and step, chunks of 20 prompt tokens, vLLM's names."""
 
+    refusal = ValueError
+
     def __init__(self, *, breaks_at=None, cached=0, drafts=0, refuses=None):
         self.refuses = refuses
         self.waiting, self.running, self.count = {}, {}, 0
@@ -33,7 +36,7 @@ class Scripted:
 
     def add_request(self, request, prompt, parameters, *, arrival_time, priority):
         if request == self.refuses:
-            raise ValueError("min_p is not yet supported with speculative decoding")
+            raise self.refusal("min_p is not yet supported with speculative decoding")
         internal = f"{request}-x"
         self.running[internal] = SimpleNamespace(
             id=request, prompt=prompt["prompt_token_ids"], parameters=parameters, computed=self.cached, tokens=[],
@@ -236,8 +239,15 @@ def test_stop_strings_need_a_tokenizer():
         traces_of(Scripted(), changed(stop=("x",)), able=blind)
 
 
-def test_what_vllm_refuses_is_said_in_its_words_and_leaves_nothing_behind():
+class RefusalError(Exception):
+    """As VLLMValidationError of 0.32: no ValueError."""
+
+
+@pytest.mark.parametrize("refusal", [ValueError, RefusalError])
+def test_what_vllm_refuses_is_said_in_its_words_and_leaves_nothing_behind(refusal, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.exceptions", SimpleNamespace(VLLMValidationError=RefusalError))
     engine = Scripted(refuses=CORPUS.requests[2].id)
+    engine.refusal = refusal
     with pytest.raises(Unsupported, match="vLLM refuses it: min_p is not yet supported"):
         traces_of(engine, make_work())
     assert not engine.has_unfinished_requests()

@@ -5,6 +5,8 @@ import itertools
 
 from engines.vllm_local import VllmAdapter
 from harness.corpus.json_lines import request_json
+from harness.cost.load import closed_loop, load_json
+from harness.cost.timing import read_timings
 from harness.lifetime import LifetimeProcess
 from harness.schedules import build_schedule
 from harness.store import Store
@@ -42,6 +44,16 @@ class Process:
              "reset": reset}, DEADLINE_S,
         )  # fmt: skip
         return self.store.read(case)
+
+    def serve(self, requests, concurrency, count):
+        """Timings of a closed loop over the requests."""
+        file = self.folder / f"timings-{next(self.numbers)}.parquet"
+        load = closed_loop([request.id for request in requests], concurrency, count)
+        event = self.process.ask(
+            {"do": "time", "requests": [request_json(request) for request in requests], "load": load_json(load),
+             "slowed": 1.0, "file": str(file)}, DEADLINE_S,
+        )  # fmt: skip
+        return read_timings(file, str(event["sha256"]))
 
 
 def with_sampling(request, **fields):

@@ -5,15 +5,19 @@ import itertools
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from cost_making import ADAPTER, IDS, REQUESTS, TIMER, ScriptedBench, arms, design, scripted, timing
 
-from harness.cost.arm import configuration_differences
+from harness import registry
+from harness.cost.arm import choose_arms, configuration_differences
 from harness.cost.bench import Subject, open_processes
+from harness.cost.cli import cost_command
 from harness.cost.comparison import State, compare
+from harness.cost.interval import interval, simultaneous
 from harness.cost.load import closed_loop
 from harness.cost.measure import CostRequest, make_design, measure
 from harness.cost.record import read_cost
@@ -21,9 +25,11 @@ from harness.cost.session import run_session
 from harness.cost.timing import read_timings, write_timings
 from harness.engine import Field
 from harness.errors import StoreError, UsageError
+from harness.settings import parse_assignments
 from reports.cost import render_cost, write_cost_report
 from reports.cost_table import cost_table
 
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "cost.md"
 QUIET = lambda _text: None  # noqa: E731 - a note that nobody reads
 
 
@@ -122,6 +128,44 @@ def test_identical_arms_say_that_they_are(tmp_path):
     assert any("whatever shows is noise" in note for note in record["notes"])
 
 
+def test_every_turn_has_a_process_of_its_own_and_arms_alternate():
+    opened = []
+    session = run_session(design(), arms(), scripted(still(), opened), QUIET)
+    timed = opened[len(arms().kinds()) :]
+    assert len({name for _, name in opened}) == len(opened) == len(session.trials) + 2
+    assert [trial.turn.arm for trial in session.trials][:6] == ["off", "on", "off again", "off again", "on", "off"]
+    assert [arm for arm, _ in timed] == [session.arms.of(trial.turn.arm).name for trial in session.trials]
+    assert all(len(trial.extra) == 4 for trial in session.trials)  # each warmed up by itself
+
+
+def test_all_but_the_primary_metric_have_intervals_that_hold_together():
+    """Every process and load has noise of its own, so that one metric's interval alone would be narrower."""
+    rng = np.random.default_rng(5)
+
+    class Noisy(ScriptedBench):
+        def serve(self, load):
+            self.factor = math.exp(rng.normal(0, 0.05))
+            return super().serve(load)
+
+    loads = (closed_loop(IDS, 1, 8), closed_loop(IDS, 4, 8))
+    noisy_bench = lambda arm, _name: _entered(Noisy(arm, 1.0))  # noqa: E731
+    session = run_session(design(loads=loads), arms(), noisy_bench, QUIET)
+    found = compare(session)
+    times = {arm: [[trial.serving(load.name).metrics["seconds"] for trial in session.of(arm)] for load in loads]
+             for arm in ("on", "off", "off again")}  # fmt: skip
+    by_load = [one for one in found.rest if one.metric.name == "seconds"]
+    for arm, intervals in (("on", [one.effect for one in by_load]), ("off again", [one.identical for one in by_load])):
+        rows = [[math.log(b / a) for a, b in zip(*pair, strict=True)]
+                for pair in zip(times["off"], times[arm], strict=True)]  # fmt: skip
+        assert [found.mean for found in intervals] == pytest.approx([np.mean(row) for row in rows])
+        widths = [found.high - found.low for found in intervals]
+        together = [found.high - found.low for found in simultaneous(rows)]
+        alone = [found.high - found.low for found in map(interval, rows)]
+        assert widths == pytest.approx(together)
+        assert sum(widths) > 1.02 * sum(alone)
+    assert found.primary.effect == interval([math.log(ratio) for ratio in found.primary.pairs])
+
+
 def test_arms_that_change_between_processes_are_told():
     opened = itertools.count()
 
@@ -147,6 +191,22 @@ def test_differences_beyond_the_mode_are_listed():
     context = Field(name="process.peak_memory_kib", value=1, field_class="context", source="")
     found = configuration_differences(ADAPTER, (both.on, both.off), ([name("off"), told], [name("on"), context]))
     assert [(one.name, one.on, one.off, one.owned) for one in found] == [("resolved.graphs", "off", "on", False)]
+
+
+def test_what_explains_a_ratio_stands_beside_it(tmp_path):
+    def opener(_subject):
+        def open_bench(arm, _name):
+            graphs = Field(name="resolved.graphs", value=arm.name, field_class="identity", source="")
+            return _entered(ScriptedBench(arm, 1.0, (graphs,)))
+
+        return open_bench
+
+    record = measure(asked(tmp_path / "c", on=("threads=1",), off=("threads=2",)), QUIET, opener)[0]
+    (found,) = record["differences"]
+    assert (found["name"], found["on"], found["off"], found["owned"]) == ("resolved.graphs", "on", "off", False)
+    for text in (cost_table(record, 120), render_cost(record)):
+        assert "resolved.graphs: on on, off off" in text
+        assert "eyond what was asked for" in text
 
 
 def test_fields_that_the_engine_says_move_with_the_mode_are_marked():
@@ -225,6 +285,7 @@ def test_timings_that_were_changed_on_disk_are_refused(tmp_path):
 def test_an_engine_process_serves_by_the_clock_what_it_serves_alone(tmp_path):
     subject = Subject(adapter=ADAPTER, model="fake", requests=REQUESTS, folder=tmp_path, session="s", deadline_s=60.0)
     with open_processes(subject)(arms().on, "one") as bench:
+        pid = bench._process.pid
         reference = bench.reference(IDS)
         found = bench.serve(closed_loop(IDS, 4, 9))
         assert bench.started.startup_s > 0
@@ -236,3 +297,21 @@ def test_an_engine_process_serves_by_the_clock_what_it_serves_alone(tmp_path):
     assert TIMER["timer_us"] == 1000
     assert found[0].token_s[0] > 0
     assert math.isclose(found[0].due_s, 0.0)
+    with open_processes(subject)(arms().on, "two") as again:
+        assert again._process.pid != pid
+
+
+def documented():
+    lines = [line.split("#")[0].split() for line in DOCS.read_text(encoding="utf-8").splitlines()]
+    return [line[2:] for line in lines if line[:2] == ["samebits", "cost"] and "\\" not in line]
+
+
+@pytest.mark.parametrize("line", documented(), ids=" ".join)
+def test_documented_commands_name_arms_that_differ_in_that_one_condition(line):
+    options = cost_command.make_context("cost", [*line]).params
+    adapter = registry.adapter(options["engine"])
+    shared = parse_assignments(adapter, options["assignments"])
+    both = choose_arms(adapter, options["on"], options["off"], (), shared)
+    changed = {name for name, value in both.on.settings if dict(both.off.settings)[name] != value}
+    assert len(changed) == 1
+    assert changed == set(both.on.asked) & set(both.off.asked)

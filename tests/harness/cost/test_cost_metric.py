@@ -32,6 +32,16 @@ def test_metrics_are_what_the_definitions_say():
     assert found["cache_hit_rate"] == 0.0
 
 
+def test_a_request_waits_from_when_it_was_due():
+    """A stall between the two counts in every metric that counts waiting."""
+    stalled = [timing("a", due_s=0.0, submitted_s=0.015), timing("b", due_s=0.005, submitted_s=0.015)]
+    found = serving_metrics(stalled)
+    assert found["seconds"] == pytest.approx(0.05)
+    assert found["prefill_tokens_per_s"] == pytest.approx(16 / 0.02)
+    assert found["ttft_mean"] == pytest.approx((0.02 + 0.015) / 2)
+    assert found["e2e_mean"] == pytest.approx((0.05 + 0.045) / 2)
+
+
 def test_tokens_that_came_together_are_nothing_apart():
     found = serving_metrics([timing(token_s=(0.02, 0.05, 0.05, 0.05))])
     assert found["itl_p50"] == 0.0

@@ -11,8 +11,8 @@ from harness.corpus import load_corpus
 from harness.errors import CorpusError
 from harness.evaluation.judges import Output, judge
 from harness.evaluation.key import Item, read_key
-from harness.evaluation.score import score_pair
-from reports.evaluation import evaluation_table, render_evaluation
+from harness.evaluation.score import ScoredArms, score_pair
+from reports.evaluation import evaluation_table, render_evaluation, render_evaluation_page
 
 CELL = """schema = 1
 name = "asked-together"
@@ -65,21 +65,26 @@ def test_scores_say_which_items_moved_and_what_it_cost():
     key = [Item(request=name, judge="numeric", answers=("1",)) for name in ("kept", "lost", "gained", "cosmetic")]
     here = {"kept": output("1"), "lost": output("1"), "gained": output("2"), "cosmetic": output("so 1")}
     there = {"kept": output("1"), "lost": output("3"), "gained": output("1"), "cosmetic": output("hence 1")}
-    score = score_pair("cell[a-b]", "pair", "FAIL", key, (here, there))
+    arms = ScoredArms(label="cell[a-b]", arms="pair", verdict="FAIL", items=tuple(key), questions={},
+                      outputs=(here, there))  # fmt: skip
+    score = score_pair(arms, judge)
     assert (score.reference, score.variant, score.total) == (3, 3, 4)
     assert [(one.request, one.points) for one in score.moved] == [("lost", -1), ("gained", 1), ("cosmetic", 0)]
     assert "3 answers moved, 1 points gained, 1 lost; FAIL" in score.sentence
     record = {
-        "schema": 1,
+        "schema": 2,
+        "exit_code": 1,
         "engine": "e",
         "model": "m|<b>",
         "sentence": "s",
+        "judge": None,
         "scores": [score.to_json()],
         "unscored": [],
     }
     page = render_evaluation(record)
     assert "| lost | -1 | 1 | 3 |" in page
     assert "<b>" not in page
+    assert "m|&lt;b&gt;" in render_evaluation_page(record)
     assert "  -1 lost: 1 -> 3" in evaluation_table(record)
 
 
@@ -93,6 +98,7 @@ def test_scores_say_which_items_moved_and_what_it_cost():
     ({"items": [{"request": "a", "judge": "exact", "answers": ["x"], "more": 1}]}, "unknown key"),
     ({"items": [{"request": "a", "judge": "exact"}]}, "needs 'answers'"),
     ({"items": [{"request": "a", "judge": "guess"}]}, "judge"),
+    ({"items": [{"request": "a", "judge": "model"}]}, "needs 'answers'"),
     ({"items": [{"request": "b", "judge": "exact", "answers": ["x"]}]}, "one item for each request"),
     ({"items": []}, "one item for each request"),
 ])  # fmt: skip

@@ -102,7 +102,7 @@ def record(*verdicts, planned=None, **changes):
     return {
         "schema": 1,
         "samebits": "0.1.0",
-        "matrix": {"name": "quick", "path": "cells/quick", "digest": DIGEST["d"]},
+        "matrix": {"name": "quick", "path": "cells/quick", "digest": DIGEST["d"], "left_out": []},
         "engine": "fake",
         "model": "fake",
         "settings": {},

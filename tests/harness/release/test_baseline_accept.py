@@ -18,6 +18,7 @@ from harness.engine import Field
 from harness.errors import StoreError, UsageError
 from harness.finished import read_finished
 from harness.release.held import hold
+from harness.seal import sealed
 from harness.store import Store
 
 TERMS = Acceptance(author="alice", reason="first", moment=datetime(2026, 3, 1, tzinfo=UTC), keep=("logprobs",))
@@ -42,7 +43,7 @@ def write_run(folder, made=None, *, torch="2.13.0", corpus="c", changes=None, ex
         repetition_nonce="r", session="s", judged_digest=digest, seconds=0.1,
     ))  # fmt: skip
     row = verdict(digests={"reference": digest, "floor": digest, "variant": digest}) | (changes or {})
-    (folder / "run.json").write_text(json.dumps(record(row)))
+    (folder / "run.json").write_text(json.dumps(sealed(record(row))))
     return read_finished(folder)
 
 
@@ -188,6 +189,10 @@ def test_damage_to_a_baseline_is_one_clear_error(tmp_path, shelf):
         with pytest.raises(StoreError, match=message):
             shelf.newest(KEY)
     head.write_text(intact)
+    other = dataclasses.replace(KEY, variant="new-same")
+    (head.parent / "new-same.json").write_text(intact)
+    with pytest.raises(StoreError, match="found one of restart"):
+        shelf.newest(other)
     with pytest.raises(StoreError, match="is no whole baseline"):
         read_baseline(b'{"schema": 1, "key": {}}', "x")
     (table,) = tmp_path.rglob("baselines/objects/*/*.parquet")

@@ -19,6 +19,7 @@ from harness.fingerprint.privacy import Private, private_words, public_field
 from harness.release.archive import Disclosure, make_archive
 from harness.release.tar import TarFaultError, read_tar, write_tar
 from harness.release.verify import verify_archive
+from harness.seal import sealed
 
 SECRET = "hunter2-token-value"  # noqa: S105 - made up, to see that it does not leak
 USER = "alicesmith"
@@ -45,19 +46,21 @@ def made(tmp_path, digest, **changes):
     run = run_of(row, folder=tmp_path, fingerprint=fields, model=f"/home/{USER}/models/llama", **changes)
     (tmp_path / "gate.json").write_text(
         json.dumps(
-            {
-                "schema": 1,
-                "run": run.digest,
-                "exit_code": 0,
-                "outcome": "1 PASS",
-                "decided": "2026-03-01T00:00:00Z",
-                "rows": [],
-                "policy": f"/home/{USER}/gate.toml",
-                "invalid": [],
-                "obsolete": [],
-                "costs": [],
-                "warnings": [],
-            }
+            sealed(
+                {
+                    "schema": 1,
+                    "run": run.digest,
+                    "exit_code": 0,
+                    "outcome": "1 PASS",
+                    "decided": "2026-03-01T00:00:00Z",
+                    "rows": [{"label": row["label"], "verdict": row["verdict"]}],
+                    "policy": f"/home/{USER}/gate.toml",
+                    "invalid": [],
+                    "obsolete": [],
+                    "costs": [],
+                    "warnings": [],
+                }
+            )
         )
     )
     return run
@@ -161,17 +164,27 @@ def test_files_that_are_missing_changed_or_foreign_are_named(archive, changes, f
 def test_parts_of_two_runs_do_not_make_one_archive(archive):
     import hashlib
 
-    files = read_tar(archive)
-    gate = json.loads(files["gate.json"]) | {"run": "0" * 64, "exit_code": 1}
-    files["gate.json"] = json.dumps(gate).encode()
-    manifest = json.loads(files["manifest.json"])
-    for item in manifest["files"]:
-        item["sha256"] = hashlib.sha256(files[item["name"]]).hexdigest()
-    files["manifest.json"] = json.dumps(manifest).encode()
-    files["manifest.sha256"] = f"{hashlib.sha256(files['manifest.json']).hexdigest()}  manifest.json\n".encode()
-    faults = verify_archive(write_tar(files)).faults
+    def listed_anew(name, content):
+        """The archive with one file replaced, and the manifest written to match."""
+        files = read_tar(archive) | {name: content}
+        manifest = json.loads(files["manifest.json"])
+        for item in manifest["files"]:
+            item["sha256"] = hashlib.sha256(files[item["name"]]).hexdigest()
+        files["manifest.json"] = json.dumps(manifest).encode()
+        files["manifest.sha256"] = f"{hashlib.sha256(files['manifest.json']).hexdigest()}  manifest.json\n".encode()
+        return verify_archive(write_tar(files)).faults
+
+    gate = json.loads(read_tar(archive)["gate.json"])
+    faults = listed_anew("gate.json", json.dumps(gate | {"run": "0" * 64, "exit_code": 1}).encode())
     assert faults[0].startswith("gate.json is about run 000")
     assert faults[1] == "gate.json decides 1, the manifest says 0"
+    assert listed_anew("gate.json", b"[]") == ("gate.json holds no JSON object",)
+    matrix = json.loads(read_tar(archive)["matrix.json"])
+    matrix["record"]["verdicts"][0] |= {"verdict": "FAIL", "corpus": {"name": "gone:greedy", "digest": "0" * 64}}
+    assert listed_anew("matrix.json", json.dumps(matrix).encode()) == (
+        "restart[same-new] is FAIL in matrix.json and PASS in gate.json",
+        "corpus 'gone' was run and is not in the archive",
+    )
 
 
 def test_what_cannot_be_released_is_said(tmp_path, digest):
@@ -182,6 +195,9 @@ def test_what_cannot_be_released_is_said(tmp_path, digest):
         make_archive(made(tmp_path, "0" * 64), ByteTokenizer(), disclosure())
     (tmp_path / "gate.json").write_text(json.dumps({"schema": 1, "run": "0" * 64}))
     with pytest.raises(StoreError, match="it is about another run"):
+        make_archive(run, ByteTokenizer(), disclosure())
+    (tmp_path / "gate.json").write_text(json.dumps({"schema": 1, "run": run.digest, "exit_code": 0}))
+    with pytest.raises(StoreError, match=r"sha256: missing.*run `samebits gate` again"):
         make_archive(run, ByteTokenizer(), disclosure())
     (tmp_path / "gate.json").unlink()
     with pytest.raises(StoreError, match=r"expected a gate decision.*run `samebits gate`"):
@@ -239,7 +255,7 @@ def test_a_run_that_the_gate_rejected_is_archived_only_as_evidence(tmp_path, dig
     row = verdict(
         name="FAIL", corpus={"name": "smoke", "digest": digest, "requests": 8, "longest_prompt": 9, "weak": None}
     )
-    (run / "run.json").write_text(json.dumps(record(row)))
+    (run / "run.json").write_text(json.dumps(sealed(record(row))))
     assert samebits("gate", run).code == 1
     refused = samebits("release", run)
     assert (refused.code, "the gate did not accept it (exit code 1" in refused.err) == (2, True)

@@ -127,6 +127,33 @@ def test_a_baseline_of_another_corpus_is_not_held_silently():
     assert decided(verdict(), drifts={LABEL: apart}).rows[0].reasons == ("the baseline was made with another corpus",)
 
 
+def test_cells_that_were_left_out_are_said_and_may_be_refused():
+    """One cell of a matrix must not pass for the matrix."""
+    part = {"matrix": {"name": "release", "path": "cells/release", "digest": DIGEST["d"], "left_out": ["a", "b"]}}
+    found = decided(verdict(), **part)
+    assert (found.exit_code, found.sentence) == (0, "1 PASS; 2 cells of matrix release left out by --cell")
+    found = decided(verdict(), policy=Policy(left_out_cells=False), **part)
+    assert found.exit_code == 3
+    assert found.sentence.startswith("the policy wants whole matrices, and these cells were left out: a, b")
+
+
+def test_a_rule_for_a_corpus_holds_for_its_views():
+    seeded = {"corpus": verdict()["corpus"] | {"name": "quick:seeded"}, "rule": "tokens"}
+    assert decided(verdict(**seeded), policy=Policy(rules={"quick": "topk"})).exit_code == 3
+    named = Policy(rules={"quick": "topk", "quick:seeded": "tokens"})
+    assert decided(verdict(**seeded), policy=named).exit_code == 0
+
+
+def test_demands_that_meet_no_cell_are_said():
+    """A typing mistake in a policy must not pass for a demand that was met."""
+    found = decided(verdict(), policy=Policy(rules={"quikc": "topk", "quick": "topk"}, block=("restrat", "restart")))
+    assert found.exit_code == 0
+    assert found.warnings == (
+        "the policy's rule for corpus 'quikc' met no cell of this run",
+        "the policy's block = 'restrat' met no cell of this run",
+    )
+
+
 @pytest.mark.parametrize(
     ("policy", "changes", "reason"),
     [

@@ -16,7 +16,7 @@ from harness.release.policy import read_policy
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 NIGHTLY = DOCS / "nightly"
-SMALL = {"MATRIX": "quick --cell seeded-natural", "ENGINE": "fake", "MODEL": "fake", "CHANGE_AUTHOR": "bob@example.org"}
+SMALL = {"MATRIX": "quick.toml", "ENGINE": "fake", "MODEL": "fake", "CHANGE_AUTHOR": "bob@example.org"}
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,8 @@ def project(tmp_path_factory):
         allow(place, ("alice@example.org", key, 'namespaces="samebits-approval"'))
     (folder / "approvals").mkdir()
     (folder / "gate.toml").write_text((NIGHTLY / "gate.toml").read_text())
-    first = samebits(
-        "run", "quick", "--cell", "seeded-natural", "--engine", "fake", "--out", folder / "first", "--quiet"
-    )
+    (folder / "quick.toml").write_text((DOCS.parent / "cells" / "quick" / "seeded-natural.toml").read_text())
+    first = samebits("run", folder / "quick.toml", "--engine", "fake", "--out", folder / "first", "--quiet")
     assert first.code == 0, first
     done = samebits("baseline", "accept", folder / "first", "--reason", "first", "--author", "alice@example.org",
                     "--baselines", folder / "baselines")  # fmt: skip

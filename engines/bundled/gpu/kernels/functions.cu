@@ -19,6 +19,32 @@ DEVICE float exp1(float x) {
   return x < -87.0f ? 0.0f : e;
 }
 
+// Of sums of exponentials: positive and finite, not subnormal.
+DEVICE float log1(float x) {
+  const int b = __float_as_int(x);
+  int e = (b >> 23) - 126;
+  float m = __int_as_float((b & 0x007fffff) | 0x3f000000);
+  if (m < 0.707106781186547524f) {
+    e -= 1;
+    m = add(m, m);
+  }
+  m = sub(m, 1.0f);
+  const float z = mul(m, m);
+  float p = 7.0376836292e-2f;
+  p = fma(p, m, -1.1514610310e-1f);
+  p = fma(p, m, 1.1676998740e-1f);
+  p = fma(p, m, -1.2420140846e-1f);
+  p = fma(p, m, 1.4249322787e-1f);
+  p = fma(p, m, -1.6668057665e-1f);
+  p = fma(p, m, 2.0000714765e-1f);
+  p = fma(p, m, -2.4999993993e-1f);
+  p = fma(p, m, 3.3333331174e-1f);
+  const float f = static_cast<float>(e);
+  float y = fma(f, -2.12194440e-4f, mul(mul(m, z), p));
+  y = fma(-0.5f, z, y);
+  return fma(f, 0.693359375f, add(m, y));
+}
+
 DEVICE float swiglu(float gate, float up) { return mul(divide(gate, add(1.0f, exp1(-gate))), up); }
 
 // Sum of 16 lanes by halves: lane i += lane i + 8, then 4, 2, 1. Whole warps call it; valid in lanes 0 and 16.

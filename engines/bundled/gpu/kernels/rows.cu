@@ -145,3 +145,46 @@ KERNEL(exponential, ExpArguments, 256) {
   wait_previous();
   for (int i = blockIdx.x * 256 + threadIdx.x; i < a.n; i += gridDim.x * 256) a.out[i] = exp1(a.x[i]);
 }
+
+// Log-probabilities, one block a row: sums of exponentials in chunks of 768 ids, a half-warp each, added by T.
+struct SoftmaxArguments {
+  const float* logits;  // (M, n)
+  float* out;           // (M, n)
+  int n;
+};
+constexpr int VOCABULARY_CHUNK = 768;
+KERNEL(log_softmax, SoftmaxArguments, 512) {
+  SHARED(float, sums);  // [chunks], then maxima of 16 warps, the maximum, the logarithm
+  const int t = threadIdx.x, lane = t & 31, warp = t / 32, chunks = ceil_div(a.n, VOCABULARY_CHUNK);
+  float* top = sums + chunks;
+  let_next_start();
+  wait_previous();
+  const float* x = a.logits + static_cast<long>(blockIdx.x) * a.n;
+  float* out = a.out + static_cast<long>(blockIdx.x) * a.n;
+  float m = -INFINITY;
+#pragma unroll 4
+  for (int i = t; i < a.n; i += 512) m = x[i] > m ? x[i] : m;
+  m = warp_maximum(m);
+  if (lane == 0) top[warp] = m;
+  __syncthreads();
+  if (t == 0) {
+    for (int w = 0; w < 16; w++) m = top[w] > m ? top[w] : m;
+    top[16] = m;
+  }
+  __syncthreads();
+  m = top[16];
+  for (int first = warp * 2; first < chunks; first += 32) {
+    const int c = first + (lane >> 4), end = least((c + 1) * VOCABULARY_CHUNK, a.n);
+    float s = 0.0f;
+    if (c < chunks)
+#pragma unroll 4
+      for (int i = c * VOCABULARY_CHUNK + (lane & 15); i < end; i += 16) s = add(s, exp1(sub(x[i], m)));
+    s = fold_lanes(s);
+    if ((lane & 15) == 0 && c < chunks) sums[c] = s;
+  }
+  __syncthreads();
+  if (t == 0) top[17] = log1(tree_in_place(sums, 1, chunks));
+  __syncthreads();
+  const float logarithm = top[17];
+  for (int i = t; i < a.n; i += 512) out[i] = sub(sub(x[i], m), logarithm);
+}

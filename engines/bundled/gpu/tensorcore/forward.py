@@ -7,16 +7,23 @@ CPU kernels of the written definition.
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import torch
 
 from engines.bundled.arithmetic.rope import model_rope_table
 from engines.bundled.batch import StepBatch
-from engines.bundled.config import EngineConfig, Float32, ModelConfig
+from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
+from engines.bundled.gpu.device_pages import DeviceLayer
 from engines.bundled.gpu.interface import GpuMemoryError
+from engines.bundled.gpu.memory import KV_FRACTION
+from engines.bundled.gpu.steps import execution
 from engines.bundled.gpu.tensorcore.decode import DecodeGraphs
 from engines.bundled.gpu.tensorcore.layout import lay_out
 from engines.bundled.gpu.tensorcore.linear import Linear, Split, Tiled
 from engines.bundled.gpu.tensorcore.operators import KEYS, heads_of
+from engines.bundled.gpu.tensorcore.pages import TorchPages
 from engines.bundled.gpu.tensorcore.passes import Cache, Operators, TritonOperators, run_pass
 from engines.bundled.gpu.tensorcore.plain import PlainOperators
 from engines.bundled.gpu.tensorcore.prefill import MOST_TOKENS, PrefillGraphs
@@ -43,6 +50,7 @@ class TensorCoreArithmetic:
         self.facts: Facts = {}
         self.graphs: DecodeGraphs | None = None
         self.prefills: PrefillGraphs | None = None
+        self.steps = self.graph_steps = 0
         slots = engine.num_pages * engine.page_size
         spare = 1  # where rows of padding may write
         try:
@@ -66,9 +74,11 @@ class TensorCoreArithmetic:
 
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Logits (W, vocab) of a step on the device; a step of decoding alone runs as a recorded one."""
+        self.steps += 1
         try:
             with torch.inference_mode():
                 if self.graphs is not None and self.graphs.takes(batch):
+                    self.graph_steps += 1
                     return self.graphs.run(batch)
                 return self.prefill(batch)
         except torch.OutOfMemoryError as error:
@@ -80,6 +90,7 @@ class TensorCoreArithmetic:
     def prefill(self, batch: StepBatch) -> torch.Tensor:
         """The same without the seats of decoding: as a recorded step where it is small enough."""
         if self.prefills is not None and self.prefills.takes(batch):
+            self.graph_steps += 1
             return self.prefills.run(batch)
         return self.logits_eager(batch)
 
@@ -98,6 +109,25 @@ class TensorCoreArithmetic:
             return PlainOperators(heads=heads, table=self.table, eps=eps)
         linear = Split(tuning) if self.name == "free" else self.linear
         return TritonOperators(linear=linear, heads=heads, table=self.table, eps=eps)
+
+    @property
+    def pages(self) -> tuple[DeviceLayer, ...]:
+        """KV pages by layer, as the prefix cache's store reads and writes them."""
+        size = self.engine.page_size
+        return tuple(
+            DeviceLayer(
+                keys=TorchPages(pool=keys, size=size, is_keys=True),
+                values=TorchPages(pool=values, size=size, is_keys=False),
+            )
+            for keys, values in self.caches
+        )
+
+    def free_over_my_pages(self, model: Model) -> TensorCoreArithmetic:  # noqa: ARG002 - these weights are bfloat16
+        """`free` with the same weights over the same pages, launched call by call."""
+        other = copy.copy(self)
+        other.name, other.definition, other.engine = "free", 0, replace(self.engine, arithmetic="free")
+        other.graphs = other.prefills = None
+        return other
 
     def _graph_words(self) -> str:
         if self.graphs is None:
@@ -129,7 +159,9 @@ class TensorCoreArithmetic:
             "chunk_width": "the whole of K" if fixed else "follows the step",
             "key_chunk": KEYS if fixed else "follows the step",
             "tuning": self.engine.tuning,
+            "kv_fraction": self.engine.kv_fraction or KV_FRACTION,
             "gpu_graphs": self._graph_words(),
+            "execution": execution(self.steps, self.graph_steps),
             **self.facts,
         }
 

@@ -127,8 +127,12 @@ def rope_kernel(
 def key_chunk(
     q, rows_position, keys, values, pages, first, limit, kv, scale,
     KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """(maximum, sum, output) of one chunk of keys for a tile of queries; all float32, in base 2. -inf, 0, 0: no key."""
+    """(maximum, sum, output) of one chunk of keys for a tile of queries; all float32, in base 2. -inf, 0, 0: no key.
+
+    A row sees the newest WINDOW keys up to its own, all of them if that is 0.
+    """
     j, d = first + tl.arange(0, KEYS), tl.arange(0, BD)
     live, real = j < limit, d < DIM
     page = tl.load(pages + j // PAGE, live, other=0).to(tl.int64)
@@ -136,7 +140,10 @@ def key_chunk(
     k = tl.load(keys + at[None, :] + d[:, None], live[None, :] & real[:, None], other=0.0)
     v = tl.load(values + at[:, None] + d[None, :], live[:, None] & real[None, :], other=0.0)
     s = tl.dot(q, k) * scale
-    s = tl.where(j[None, :] <= rows_position[:, None], s, float("-inf"))
+    seen = j[None, :] <= rows_position[:, None]
+    if WINDOW:
+        seen = seen & (j[None, :] > rows_position[:, None] - WINDOW)
+    s = tl.where(seen, s, float("-inf"))
     top = tl.max(s, 1)
     w = tl.exp2(s - tl.where(top == float("-inf"), 0.0, top)[:, None]).to(v.dtype)
     # A row's sum is a product with ones: the matrix unit's own order, the same for every tile.
@@ -157,13 +164,19 @@ def merge(top, total, out, top_c, total_c, out_c):
 def decode_chunk_kernel(
     qkv, token, sequence, position, pages, keys, values, tops, totals, outs, scale, pitch, chunks,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr,
-    KEYS: tl.constexpr, PADDED: tl.constexpr,
+    KEYS: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of keys, one KV head, one token alone in its sequence; partial results to (rows, HEADS, chunks)."""
+    """One chunk of keys, one KV head, one token alone in its sequence; partial results to (rows, HEADS, chunks).
+
+    Nothing is written for a chunk of which the token sees no key.
+    """
     i, kv, c = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(token + i).to(tl.int64)
     at = tl.load(position + row)
-    if c * KEYS <= at:
+    lowest = at * 0
+    if WINDOW:
+        lowest = tl.maximum(at + 1 - WINDOW, 0)
+    if (c * KEYS <= at) & ((c + 1) * KEYS > lowest):
         G: tl.constexpr = HEADS // KV
         g, d = tl.arange(0, PADDED), tl.arange(0, BD)
         own = pages + tl.load(sequence + row).to(tl.int64) * pitch
@@ -171,7 +184,7 @@ def decode_chunk_kernel(
         q = tl.load(source, (g < G)[:, None] & (d < DIM)[None, :], other=0.0)
         top, total, out = key_chunk(
             q, tl.full((PADDED,), 0, tl.int32) + at, keys, values, own, c * KEYS, at + 1, kv, scale,
-            KV, DIM, BD, PAGE, KEYS,
+            KV, DIM, BD, PAGE, KEYS, WINDOW,
         )  # fmt: skip
         to = (i.to(tl.int64) * HEADS + kv * G + g) * chunks + c
         tl.store(tops + to, top, g < G)
@@ -183,6 +196,7 @@ def decode_chunk_kernel(
 def decode_merge_kernel(
     token, position, tops, totals, outs, attended, chunks,
     HEADS: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, KEYS: tl.constexpr, UNROLL: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Merges a head's chunks in ascending order and divides by the sum."""
     i, head = tl.program_id(0), tl.program_id(1)
@@ -195,7 +209,10 @@ def decode_merge_kernel(
         out = tl.zeros((1, BD), tl.float32)
         one = tl.arange(0, 1)
         count = at // KEYS + 1
-        for block in range(0, count, UNROLL):
+        begin = at * 0
+        if WINDOW:
+            begin = tl.maximum(at + 1 - WINDOW, 0) // KEYS
+        for block in range(begin, count, UNROLL):
             for i_chunk in tl.static_range(UNROLL):  # loads of several chunks under way at once; absent ones are no-ops
                 c = block + i_chunk
                 live = (d < DIM) & (c + d * 0 < count)
@@ -211,7 +228,7 @@ def decode_merge_kernel(
 def prefill_kernel(
     qkv, tile_token, tile_count, tile_sequence, position, pages, keys, values, attended, scale, pitch,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr,
-    KEYS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """A tile of consecutive tokens of one sequence, one KV head; PADDED rows per token, one per query head."""
     tile, kv = tl.program_id(0), tl.program_id(1)
@@ -227,9 +244,12 @@ def prefill_kernel(
     own = pages + tl.load(tile_sequence + tile).to(tl.int64) * pitch
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, BD), tl.float32)
-    for start in range(0, tl.where(count > 0, first + count, 0), KEYS):  # a tile of no tokens is padding
+    begin = first * 0
+    if WINDOW:
+        begin = tl.maximum(first + 1 - WINDOW, 0) // KEYS * KEYS
+    for start in range(begin, tl.where(count > 0, first + count, 0), KEYS):  # a tile of no tokens is padding
         top_c, total_c, out_c = key_chunk(
-            q, first + index, keys, values, own, start, first + count, kv, scale, KV, DIM, BD, PAGE, KEYS
+            q, first + index, keys, values, own, start, first + count, kv, scale, KV, DIM, BD, PAGE, KEYS, WINDOW
         )
         top, total, out = merge(top, total, out, top_c, total_c, out_c)
     to = attended + (row * HEADS + head)[:, None] * DIM + d[None, :]

@@ -105,23 +105,25 @@ def rope(
     )  # fmt: skip
 
 
-def attend(qkv: Tensor, rows: Rows, cache: tuple[Tensor, Tensor], heads: Heads) -> Tensor:
-    """(T, heads x dim): every token over the keys of its own sequence up to itself."""
+def attend(qkv: Tensor, rows: Rows, cache: tuple[Tensor, Tensor], heads: Heads, window: int = 0) -> Tensor:
+    """(T, heads x dim): every token over the newest `window` keys of its own sequence up to itself; 0: all."""
     out = torch.zeros((len(qkv), heads.heads * heads.dim), dtype=qkv.dtype, device=qkv.device)
     if len(rows.alone):
-        _attend_alone(qkv, rows, cache, heads, out)
+        _attend_alone(qkv, rows, cache, heads, window, out)
     if len(rows.tile_token):
         kernels.prefill_kernel[(len(rows.tile_token), heads.kv)](
             qkv, rows.tile_token, rows.tile_count, rows.tile_sequence, rows.position, rows.pages, *cache, out,
             heads.scale, rows.pages.shape[1], HEADS=heads.heads, KV=heads.kv, DIM=heads.dim, BD=heads.block,
-            PAGE=heads.page, KEYS=heads.keys, PADDED=heads.group, ROWS=ROWS,
+            PAGE=heads.page, KEYS=heads.keys, PADDED=heads.group, ROWS=ROWS, WINDOW=window,
             num_warps=PREFILL_WARPS, num_stages=PREFILL_STAGES if shared_bytes(qkv.device) >= WIDE_SHARED else 1,
             enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
-def _attend_alone(qkv: Tensor, rows: Rows, cache: tuple[Tensor, Tensor], heads: Heads, out: Tensor) -> None:
+def _attend_alone(
+    qkv: Tensor, rows: Rows, cache: tuple[Tensor, Tensor], heads: Heads, window: int, out: Tensor
+) -> None:
     count, chunks = len(rows.alone), rows.chunks
     kind: dict[str, object] = {"dtype": torch.float32, "device": qkv.device}
     tops, totals = (torch.empty((count, heads.heads, chunks), **kind) for _ in range(2))  # type: ignore[call-overload]
@@ -129,11 +131,12 @@ def _attend_alone(qkv: Tensor, rows: Rows, cache: tuple[Tensor, Tensor], heads: 
     kernels.decode_chunk_kernel[(count, heads.kv, chunks)](
         qkv, rows.alone, rows.sequence, rows.position, rows.pages, *cache, tops, totals, outs, heads.scale,
         rows.pages.shape[1], chunks, HEADS=heads.heads, KV=heads.kv, DIM=heads.dim, BD=heads.block, PAGE=heads.page,
-        KEYS=heads.keys, PADDED=max(16, heads.group), num_warps=DECODE_WARPS, num_stages=1, enable_fp_fusion=False,
+        KEYS=heads.keys, PADDED=max(16, heads.group), WINDOW=window, num_warps=DECODE_WARPS, num_stages=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
     kernels.decode_merge_kernel[(count, heads.heads)](
         rows.alone, rows.position, tops, totals, outs, out, chunks,
-        HEADS=heads.heads, DIM=heads.dim, BD=heads.block, KEYS=heads.keys, UNROLL=MERGED,
+        HEADS=heads.heads, DIM=heads.dim, BD=heads.block, KEYS=heads.keys, UNROLL=MERGED, WINDOW=window,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from engines.bundled.gpu.tensorcore import operators
+from engines.bundled.gpu.tensorcore.experts import ExpertWeights, run_experts
 from engines.bundled.gpu.tensorcore.linear import Linear
 from engines.bundled.gpu.tensorcore.operators import Heads, Rows
 from engines.bundled.gpu.tensorcore.weights import Layer, Weights
@@ -40,6 +41,9 @@ class Operators(Protocol):
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """The gated activation."""
 
+    def experts(self, x: Tensor, weights: ExpertWeights) -> Tensor:
+        """What a mixture's experts say of each row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TritonOperators:
@@ -57,11 +61,23 @@ class TritonOperators:
     def attention(self, qkv: Tensor, rows: Rows, cache: Cache, layer: Layer) -> Tensor:
         """By our kernels."""
         operators.rope(qkv, self.table, rows, cache, self.heads, layer.head_norms, self.eps)
-        return operators.attend(qkv, rows, cache, self.heads)
+        return operators.attend(qkv, rows, cache, self.heads, layer.window)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """By our kernel."""
         return operators.swiglu(gate_up)
+
+    def experts(self, x: Tensor, weights: ExpertWeights) -> Tensor:
+        """By our kernels; the router is a product as any other."""
+        return run_experts(x, self.linear(x, weights.router), weights)
+
+
+def _mlp(ops: Operators, normed: Tensor, layer: Layer) -> Tensor:
+    if layer.experts is not None:
+        return ops.experts(normed, layer.experts)
+    if layer.gate_up is None or layer.down is None:
+        raise ValueError("a layer without an MLP")
+    return ops.linear(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
 
 
 def run_pass(weights: Weights, caches: list[Cache], ops: Operators, rows: Rows, wanted: Tensor | None) -> Tensor:
@@ -75,7 +91,7 @@ def run_pass(weights: Weights, caches: list[Cache], ops: Operators, rows: Rows, 
             qkv += layer.qkv_bias
         update = ops.linear(ops.attention(qkv, rows, cache, layer), layer.attention_out)
         normed = ops.norm(hidden, layer.mlp_norm, update)
-        update = ops.linear(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
+        update = _mlp(ops, normed, layer)
     if update is None:
         raise ValueError("a model without layers")
     if wanted is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from engines.bundled.gpu.tensorcore.experts import ExpertWeights, run_plain_experts
 from engines.bundled.gpu.tensorcore.linear import Linear, Plain
 from engines.bundled.gpu.tensorcore.operators import Heads, Rows
 from engines.bundled.gpu.tensorcore.passes import Cache
@@ -40,6 +41,10 @@ class PlainOperators:
         gate, up = gate_up.chunk(2, -1)
         return functional.silu(gate) * up
 
+    def experts(self, x: Tensor, weights: ExpertWeights) -> Tensor:
+        """torch's products, every expert for every row."""
+        return run_plain_experts(x, functional.linear(x, weights.router), weights)
+
     def attention(self, qkv: Tensor, rows: Rows, cache: Cache, layer: Layer) -> Tensor:
         """Rope, store, and one or more calls of scaled_dot_product_attention."""
         h = self.heads
@@ -58,10 +63,10 @@ class PlainOperators:
         out = torch.zeros_like(q)
         if len(rows.alone):
             index = rows.alone.long()
-            out.index_copy_(0, index, self._attend_alone(q.index_select(0, index), rows, cache, index))
+            out.index_copy_(0, index, self._attend_alone(q.index_select(0, index), rows, cache, index, layer.window))
         for first, count, start in rows.pieces:
             piece = slice(first, first + count)
-            out[piece] = self._attend_piece(q[piece], rows, cache, first, start)
+            out[piece] = self._attend_piece(q[piece], rows, cache, first, start, layer.window)
         return out.view(len(qkv), -1)
 
     def _rotate(self, x: Tensor, place: Tensor) -> Tensor:
@@ -70,27 +75,35 @@ class PlainOperators:
         a, b = x[..., :half].float(), x[..., half:].float()
         return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1).to(x.dtype)
 
-    def _attend_alone(self, q: Tensor, rows: Rows, cache: Cache, index: Tensor) -> Tensor:
+    def _attend_alone(self, q: Tensor, rows: Rows, cache: Cache, index: Tensor, window: int) -> Tensor:
         h = self.heads
         longest = rows.chunks * h.keys
         pages = rows.pages.index_select(0, rows.sequence.index_select(0, index).long())
         at = torch.arange(longest, device=q.device)
         wide = (at // h.page).clamp(max=pages.shape[1] - 1)
         slots = (pages.index_select(1, wide).long().clamp(min=0) * h.page + at % h.page).clamp(max=len(cache[0]) - 1)
-        seen = at[None] <= rows.position.index_select(0, index)[:, None]
+        place = rows.position.index_select(0, index)[:, None]
+        seen = at[None] <= place
+        if window:
+            seen &= at[None] > place - window
         keys, values = (pool[slots].transpose(1, 2) for pool in cache)
-        mask = (seen | (at == 0))[:, None, None]  # a padding row sees something, to stay a number
+        mask = (seen | (at[None] == 0) & (place < 0))[:, None, None]  # a padding row sees something, to stay a number
         grouped = q.view(len(q), h.kv, -1, h.dim)  # a group's heads as queries: no copy of keys and values per head
         return functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
 
-    def _attend_piece(self, q: Tensor, rows: Rows, cache: Cache, first: int, start: int) -> Tensor:
+    def _attend_piece(self, q: Tensor, rows: Rows, cache: Cache, first: int, start: int, window: int) -> Tensor:
         h, count = self.heads, len(q)
         at = torch.arange(start + count, device=q.device)
         own = rows.pages[rows.sequence[first].long()]
         slots = own[at // h.page].long() * h.page + at % h.page
         keys, values = (pool[slots].transpose(0, 1)[None] for pool in cache)
-        mask = None if start == 0 else at[None] <= (start + torch.arange(count, device=q.device))[:, None]
+        narrow, mask = 0 < window < start + count, None
+        if start or narrow:
+            place = (start + torch.arange(count, device=q.device))[:, None]
+            mask = at[None] <= place
+            if narrow:
+                mask &= at[None] > place - window
         out = functional.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=start == 0, enable_gqa=True
+            q.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
         return out[0].transpose(0, 1)

@@ -63,12 +63,13 @@ def compare(linear: Linear, weights: Weights, tokens: int, seats: int) -> tuple[
 
 def matrices(weights: Weights, tokens: int, seats: int) -> Iterator[tuple[Tensor, int]]:
     """One matrix of each shape, and the most rows it is multiplied with."""
-    layer = weights.layers[0]
     seen: set[tuple[int, ...]] = set()
-    for weight in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
-        if tuple(weight.shape) not in seen:
-            seen.add(tuple(weight.shape))
-            yield weight, tokens
+    for layer in weights.layers:
+        router = None if layer.experts is None else layer.experts.router
+        for weight in (layer.qkv, layer.attention_out, layer.gate_up, layer.down, router):
+            if weight is not None and tuple(weight.shape) not in seen:
+                seen.add(tuple(weight.shape))
+                yield weight, tokens
     yield weights.head, seats
 
 

@@ -7,6 +7,7 @@ checksum over every element as it lies on the device.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -14,10 +15,14 @@ import torch
 
 from engines.bundled.config import Model, ModelConfig
 from engines.bundled.errors import NotSupported
+from engines.bundled.gpu.tensorcore.experts import ExpertWeights
+from engines.bundled.models.random_8b import WIDTH, SeededWeights
+from engines.bundled.models.tiny import GOLDEN
 
 Tensor = torch.Tensor
 Source = Callable[[str, tuple[int, ...]], Tensor]  # name and shape to a tensor on the device
 SPREAD = 0.02  # standard deviation of random weights
+PIECE = 1 << 26  # elements made at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,8 +35,10 @@ class Layer:
     head_norms: tuple[Tensor, Tensor] | None  # of each head of q and of k
     attention_out: Tensor
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | None
+    down: Tensor | None
+    experts: ExpertWeights | None = None  # instead of gate_up and down
+    window: int = 0  # keys a token sees, itself included; 0: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,8 +54,6 @@ class Weights:
 def check_family(config: ModelConfig) -> None:
     """Raises NotSupported for what these kernels do not compute."""
     reasons = {
-        "sliding windows": any(config.windows),
-        "mixtures of experts": config.num_experts > 0,
         f"a head dimension of {config.head_dim} (16 to 256, even)": config.head_dim % 2
         or not 16 <= config.head_dim <= 256,
         "more than 16 query heads per KV head": config.num_attention_heads > 16 * config.num_key_value_heads,
@@ -64,15 +69,16 @@ def load_weights(config: ModelConfig, take: Source) -> Weights:
     embedding = take("model.embed_tokens.weight", (vocab, hidden))
     return Weights(
         embedding=embedding,
-        layers=tuple(_load_layer(config, take, f"model.layers.{i}", inner) for i in range(config.num_hidden_layers)),
+        layers=tuple(_load_layer(config, take, i, inner) for i in range(config.num_hidden_layers)),
         norm=take("model.norm.weight", (hidden,)),
         head=embedding if config.tie_word_embeddings else take("lm_head.weight", (vocab, hidden)),
     )
 
 
-def _load_layer(config: ModelConfig, take: Source, prefix: str, inner: int) -> Layer:
-    hidden, dim = config.hidden_size, config.head_dim
+def _load_layer(config: ModelConfig, take: Source, index: int, inner: int) -> Layer:
+    hidden, dim, prefix = config.hidden_size, config.head_dim, f"model.layers.{index}"
     q, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    sparse = config.has_experts(index)
 
     def matrix(name: str, rows: int, columns: int) -> Tensor:
         return take(f"{prefix}.{name}.weight", (rows, columns))
@@ -91,8 +97,29 @@ def _load_layer(config: ModelConfig, take: Source, prefix: str, inner: int) -> L
         ),
         attention_out=matrix("self_attn.o_proj", hidden, q),
         mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
-        gate_up=torch.cat([matrix("mlp.gate_proj", inner, hidden), matrix("mlp.up_proj", inner, hidden)]),
-        down=matrix("mlp.down_proj", hidden, inner),
+        gate_up=(
+            None
+            if sparse
+            else torch.cat([matrix("mlp.gate_proj", inner, hidden), matrix("mlp.up_proj", inner, hidden)])
+        ),
+        down=None if sparse else matrix("mlp.down_proj", hidden, inner),
+        experts=_load_experts(config, matrix) if sparse else None,
+        window=config.window(index),
+    )
+
+
+def _load_experts(config: ModelConfig, matrix: Callable[[str, int, int], Tensor]) -> ExpertWeights:
+    hidden, inner = config.hidden_size, config.moe_intermediate_size
+
+    def of(expert: int, *names: str) -> Tensor:
+        return torch.cat([matrix(f"mlp.experts.{expert}.{name}_proj", inner, hidden) for name in names])
+
+    every = range(config.num_experts)
+    return ExpertWeights(
+        router=matrix("mlp.gate", config.num_experts, hidden),
+        gate_up=torch.stack([of(expert, "gate", "up") for expert in every]),
+        down=torch.stack([matrix(f"mlp.experts.{expert}.down_proj", hidden, inner) for expert in every]),
+        per_token=config.num_experts_per_tok,
     )
 
 
@@ -122,6 +149,40 @@ def random_normal(seed: int, device: str, dtype: torch.dtype = torch.bfloat16) -
     return take
 
 
+def from_seed(weights: SeededWeights, device: str, dtype: torch.dtype = torch.bfloat16) -> Source:
+    """Matrices that follow from a seed (`models.random_8b`), norms of ones; each tensor is made on the device."""
+
+    def take(name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=dtype, device=device)
+        out = torch.empty(math.prod(shape), dtype=dtype, device=device)
+        for piece in torch.split(out, PIECE):
+            begin = int(piece.storage_offset())
+            index = torch.arange(begin + 1, begin + 1 + len(piece), dtype=torch.int64, device=device)
+            bits = _shift(_mix(index * _signed(int(GOLDEN)) + weights.start_of(name)), 40)
+            piece.copy_((bits.float() * 2.0**-24 - 0.5) * float(WIDTH))
+        return out.view(shape)
+
+    return take
+
+
+def _mix(z: Tensor) -> Tensor:
+    """splitmix64's finaliser on the bits of int64."""
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: Tensor, count: int) -> Tensor:
+    """A shift to the right that brings in zeros."""
+    return (z >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 of these 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
 def checksum(weights: Weights) -> str:
     """SHA-256 over an order-dependent 64-bit sum of every tensor's bit patterns: names what lies on the device."""
     digest = hashlib.sha256()
@@ -129,7 +190,9 @@ def checksum(weights: Weights) -> str:
     for layer in weights.layers:
         for field in fields(layer):
             value = getattr(layer, field.name)
-            tensors += value if isinstance(value, tuple) else [] if value is None else [value]
+            if isinstance(value, ExpertWeights):
+                value = (value.router, value.gate_up, value.down)
+            tensors += value if isinstance(value, tuple) else [value] if isinstance(value, torch.Tensor) else []
     for tensor in tensors:
         bits = tensor.reshape(-1).view(torch.int16)
         total = 0

@@ -13,33 +13,41 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engines.bundled.gpu.tensorcore import kernels
+from engines.bundled.gpu.tensorcore import expert_kernels, kernels
 
 ATTENTION = {"HEADS": 8, "KV": 2, "DIM": 64, "BD": 64, "PAGE": 16, "KEYS": 128}
 CASES = {
     "linear_kernel": ({"EVEN": True, "BM": 64, "BN": 64, "BK": 64, "GROUP": 8}, {"num_warps": 4, "num_stages": 3}),
     "decode_chunk_kernel": (
-        {**ATTENTION, "PADDED": 16}, {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False},
+        {**ATTENTION, "PADDED": 16, "WINDOW": 200}, {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False},
     ),
     "decode_merge_kernel": (
-        {"HEADS": 8, "DIM": 64, "BD": 64, "KEYS": 128, "UNROLL": 4}, {"num_warps": 1, "enable_fp_fusion": False},
+        {"HEADS": 8, "DIM": 64, "BD": 64, "KEYS": 128, "UNROLL": 4, "WINDOW": 200},
+        {"num_warps": 1, "enable_fp_fusion": False},
     ),
     "prefill_kernel": (
-        {**ATTENTION, "PADDED": 4, "ROWS": 128}, {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": False},
+        {**ATTENTION, "PADDED": 4, "ROWS": 128, "WINDOW": 0},
+        {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": False},
     ),
+    "route_kernel": ({"BLOCK": 128}, {"num_warps": 4, "enable_fp_fusion": False}),
+    "expert_kernel": ({"BM": 16, "BN": 64, "BK": 128}, {"num_warps": 4, "num_stages": 3}),
+    "mix_kernel": ({"BLOCK": 1024}, {"num_warps": 4, "enable_fp_fusion": False}),
 }  # fmt: skip
-INTS = ("token", "sequence", "position", "pages", "tile_token", "tile_count", "tile_sequence")
+OTHERS = {"route_kernel": {"weight": "*fp32"}, "mix_kernel": {"weight": "*fp32"}}
+INTS = ("expert", "token", "sequence", "position", "pages", "tile_token", "tile_count", "tile_sequence")
 FLOATS = ("tops", "totals", "outs")
 SCALARS = {"rows": "i32", "N": "i32", "K": "i32", "pitch": "i32", "chunks": "i32", "scale": "fp32"}
+SCALARS |= dict.fromkeys(("experts", "k", "fan", "columns"), "i32")
 
 
 def compile_one(name: str, capability: int) -> dict[str, object]:
     constants, options = CASES[name]
-    function = getattr(kernels, name)
+    function = getattr(kernels, name, None) or getattr(expert_kernels, name)
     kinds = {
         **dict.fromkeys(INTS, "*i32"),
         **dict.fromkeys(FLOATS, "*fp32"),
         **SCALARS,
+        **OTHERS.get(name, {}),
         **dict.fromkeys(constants, "constexpr"),
     }
     signature = {argument: kinds.get(argument, "*bf16") for argument in function.arg_names}

@@ -27,6 +27,7 @@ def import_interpreted() -> None:
     try:
         from triton.runtime.interpreter import InterpreterBuilder
 
+        import engines.bundled.gpu.tensorcore.expert_kernels
         import engines.bundled.gpu.tensorcore.kernels  # noqa: F401
     finally:
         os.environ.pop(VARIABLE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gpu_cases
 import numpy as np
 import pytest
@@ -35,6 +37,8 @@ def test_a_gpu_gives_the_bits_or_the_reason_why_there_is_none(arithmetic):
 FAMILIES = {
     "biases": {"qkv_bias": True, "architecture": "Qwen2ForCausalLM"},
     "head norms": {"qk_norm": True, "architecture": "Qwen3ForCausalLM"},
+    "windows": {"windows": (30, 200), "architecture": "MistralForCausalLM"},
+    "experts": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80, "qk_norm": True},
 }
 
 
@@ -48,6 +52,20 @@ def test_families_have_the_bits_of_the_cpu_on_a_gpu(name):
     gpu, cpu = open_gpu_arithmetic(model, settings, "cuda"), open_arithmetic(model, settings)
     for step in gpu_cases.script():
         assert np.array_equal(cpu.forward(step).view(np.int32), gpu.forward(step).view(np.int32))
+
+
+def test_tensorcore_in_windows_passes_its_own_checks_or_says_what_is_missing():
+    model = gpu_cases.family(windows=(30, 200), architecture="MistralForCausalLM")
+    settings = replace(gpu_cases.config("tensorcore"), dtype="bfloat16")
+    if why_not() is not None:
+        with pytest.raises(NotSupported, match="dtype=bfloat16"):
+            open_gpu_arithmetic(model, settings, "cuda")
+        return
+    gpu = open_gpu_arithmetic(model, settings, "cuda")  # a prompt of 300 tokens, whole and in pieces
+    native = open_gpu_arithmetic(model, replace(settings, arithmetic="native"), "cuda")
+    for step in gpu_cases.script()[:7]:
+        expected, found = native.forward(step), gpu.forward(step)
+        assert np.abs(expected - found).max() < 0.1 * np.abs(expected).max()
 
 
 def test_an_arithmetic_of_another_name_is_refused():

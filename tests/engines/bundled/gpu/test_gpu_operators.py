@@ -13,17 +13,21 @@ from engines.bundled.gpu.cases import Operators, hashed
 from engines.bundled.gpu.emulated import EmulatedMachine
 from engines.bundled.gpu.interface import GpuError
 from engines.bundled.gpu.portable import shape_of
-from engines.bundled.gpu.selfcheck import check_arithmetic, operator_pairs
+from engines.bundled.gpu.selfcheck import check_arithmetic, expert_pairs, operator_pairs, window_pairs
 from engines.bundled.kernels.library import load
 
 
 def test_every_kernel_has_the_bits_of_the_cpu_on_all_kinds_of_data():
     shape = shape_of(gpu_cases.tiny().config, 16, 8)
     machine = EmulatedMachine(shape, reversed_order=True)
-    pairs = list(operator_pairs(machine, shape, load("auto", "auto")))
+    kernels, experts = load("auto", "auto"), gpu_cases.family(**EXPERTS).config
+    pairs = [*operator_pairs(machine, shape, kernels), *expert_pairs(machine, shape, kernels, experts)]
+    pairs += window_pairs(machine, shape, kernels)
     assert len(pairs) > 50
     assert {pair.name: pair.differing for pair in pairs if pair.differing} == {}
-    assert set(FIELDS) - set(machine.launched) == {"embed", "scores_4", "weigh_4"}  # these run in whole steps
+    assert sum(pair.name.startswith("experts") for pair in pairs) == 6
+    in_whole_steps, of_ranks = {"embed", "scores_4", "weigh_4"}, {"take_columns", "complete_tree"}
+    assert set(FIELDS) - set(machine.launched) == in_whole_steps | of_ranks
 
 
 def test_linear_has_the_bits_of_the_twin():
@@ -35,6 +39,8 @@ def test_linear_has_the_bits_of_the_twin():
         expected = twin.linear(x, weight, 32)
         assert np.array_equal(pair.gpu.view(np.int32), expected.view(np.int32))
 
+
+EXPERTS = {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
 
 # What a careless change would do to the source, and the operator that has to notice.
 FAULTS = {
@@ -50,7 +56,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", ["flush to zero", "another order of lanes", "a root that one thread alone sees"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_start_up_check_finds(fault, monkeypatch):
     old, new = FAULTS[fault]
     text = source.read_source()
@@ -58,6 +64,22 @@ def test_the_start_up_check_finds(fault, monkeypatch):
     monkeypatch.setattr(emulated, "read_source", lambda: text.replace(old, new))
     with pytest.raises(GpuError, match=r"self-check: .* differs from the CPU's kernels in"):
         check_arithmetic(gpu_cases.emulated(gpu_cases.tiny()))
+
+
+def test_the_start_up_checks_find_a_window_too_long_and_experts_by_descending_id(monkeypatch):
+    changes = {
+        "length - a.window : 0;": "length - a.window - 1 : 0;",
+        "(p[j] == p[i] && j < i)": "(p[j] == p[i] && j > i)",
+    }
+    text = source.read_source()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    monkeypatch.setattr(emulated, "read_source", lambda: text)
+    model, kernels = gpu_cases.family(**EXPERTS).config, load("auto", "auto")
+    machine = EmulatedMachine(shape := shape_of(model, 16, 0))
+    assert next(window_pairs(machine, shape, kernels)).differing
+    assert next(expert_pairs(machine, shape, kernels, model)).differing
 
 
 def test_the_start_up_check_finds_a_wrong_fused_step(monkeypatch):

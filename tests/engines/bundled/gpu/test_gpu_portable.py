@@ -61,14 +61,57 @@ def test_every_family_has_the_bits_of_the_cpu(name):
     assert differing(plain.forward(steps[1]), gpu.forward(steps[1])) > 0 or "window" in name
 
 
-def test_families_these_kernels_do_not_compute_are_refused_by_name():
-    with pytest.raises(
-        NotSupported, match="it has a sliding window of 1023 tokens in contexts of 1024; use device=cpu"
-    ):
-        gpu_cases.emulated(gpu_cases.family(windows=(0, 1023)))
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "qk_norm": True}
-    with pytest.raises(NotSupported, match="it has 4 experts; use device=cpu"):
-        gpu_cases.emulated(gpu_cases.family(**experts))
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 80}
+WINDOWS_AND_EXPERTS = {
+    "a window and none": ({"windows": (30, 0)}, 8),
+    "windows of one token and of many, in reversed threads": ({"windows": (1, 200)}, 0),
+    "experts": ({**EXPERTS, "qk_norm": True}, 8),
+    "a layer of experts and one without, in a window": ({**EXPERTS, "dense_layers": (0,), "windows": (0, 20)}, 0),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS_AND_EXPERTS)
+def test_windows_and_experts_have_the_bits_of_the_cpu_and_the_twin(name):
+    changes, cluster = WINDOWS_AND_EXPERTS[name]
+    model = gpu_cases.family(**changes)
+    cpu = open_arithmetic(model, gpu_cases.config())
+    gpu = gpu_cases.emulated(model, cluster=cluster, reversed_order=cluster == 0)
+    differ = 0
+    plain = gpu_cases.emulated(gpu_cases.family(**{**changes, "windows": ()}), cluster=0)
+    for step in gpu_cases.script():
+        logits = gpu.forward(step)
+        assert differing(cpu.forward(step), logits) == 0
+        differ += differing(plain.forward(step), logits)
+    assert (differ > 0) == ("windows" in changes)
+    assert (gpu.fused_steps > 0) == (name == "a window and none")  # as long as it holds all keys
+    ids = gpu_cases.tokens(7, 40)
+    step = gpu_cases.batch(ids, [0] * 40, list(range(40)), list(range(40)), [[3, 9, 1]])
+    assert differing(twin.forward(model, ids), gpu.forward(step)) == 0
+
+
+def test_free_differs_by_batch_with_experts_too():
+    gpu, pages = gpu_cases.emulated(gpu_cases.family(**EXPERTS), "free"), [[i] for i in range(8)]
+    alone = gpu.forward(gpu_cases.batch([5], [0], [0], [0], pages))
+    together = gpu.forward(gpu_cases.batch([*range(5, 13)], [*range(8)], [0] * 8, [*range(8)], pages))
+    assert differing(alone, together[:1]) > 0
+
+
+def test_keys_before_a_window_may_be_anything():
+    """Pages whose tokens have left the window are not read as numbers, NaN included."""
+    model = gpu_cases.family(windows=(20, 20))
+    results = []
+    for spoilt in (False, True):
+        gpu = gpu_cases.emulated(model, cluster=0)
+        ids = gpu_cases.tokens(7, 60)
+        gpu.forward(gpu_cases.batch(ids, [0] * 60, list(range(60)), [59], [[3, 9, 1, 4]]))
+        if spoilt:
+            page = np.full(16 * 2 * 16, np.nan, np.float32)
+            for layer in gpu.weights.layers:
+                gpu.machine.upload(layer.keys + 3 * page.nbytes, page)
+                gpu.machine.upload(layer.values + 3 * page.nbytes, page)
+        results.append(gpu.forward(gpu_cases.batch([5], [0], [60], [0], [[3, 9, 1, 4]])))
+    assert differing(*results) == 0
+    assert np.isfinite(results[0]).all()
 
 
 def test_a_prompt_has_the_bits_of_the_twin():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_cases import family
 from matrix_unit import VARIABLE, chain, import_interpreted
 from presence import missing
 
@@ -15,6 +18,10 @@ except ImportError:
     missing("triton", "Triton is not installed; the extra `test` brings it on Linux", module=True)
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a folder up, where the engine's tests lie
+
+from engine_cases import evidence, greedy, request, run_all
 
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig
@@ -64,7 +71,7 @@ def test_free_splits_k_by_the_rows():
     assert (whole.double() - exact).abs().max() < 0.01 * exact.abs().max()
 
 
-def arithmetic(name: str = "tensorcore", monkeypatch=None, *, pages: int = 16):
+def arithmetic(name: str = "tensorcore", monkeypatch=None, *, pages: int = 16, shape=ONE_LAYER, model=MODEL):
     from engines.bundled.gpu.tensorcore import forward, operators, tiles
     from engines.bundled.gpu.tensorcore.linear import Tiled
     from engines.bundled.gpu.tensorcore.weights import from_model
@@ -77,7 +84,7 @@ def arithmetic(name: str = "tensorcore", monkeypatch=None, *, pages: int = 16):
         arithmetic=name, max_num_seqs=8, max_num_batched_tokens=64, page_size=8, num_pages=pages, threads=1, isa="auto",
         compiler="auto", tuning=0, dtype="bfloat16",
     )  # fmt: skip
-    made = forward.TensorCoreArithmetic(ONE_LAYER, config, from_model(MODEL, "cpu"), load("auto", "auto"), "cpu")
+    made = forward.TensorCoreArithmetic(shape, config, from_model(model, "cpu"), load("auto", "auto"), "cpu")
     made.linear = Tiled(by_rows=True)
     for keys, values in made.caches if name != "native" else ():  # what nobody wrote must not be read
         keys.fill_(float("nan"))
@@ -111,6 +118,85 @@ def test_logits_do_not_depend_on_pieces_pages_or_companions(monkeypatch):
     assert (last[1].view(np.int32) == whole.view(np.int32)).all()
     assert (again.view(np.int32) == whole.view(np.int32)).all()
     assert len(set(whole.tolist())) > 50
+
+
+def test_logits_in_a_window_do_not_depend_on_pieces_and_are_not_those_of_all_keys(monkeypatch):
+    shape = dataclasses.replace(ONE_LAYER, windows=(5,))  # of keys in two chunks, and in one
+    whole = arithmetic(monkeypatch=monkeypatch, shape=shape).forward(step([(PROMPT, 0, [3, 1, 5])]))[0]
+    pieces = arithmetic(monkeypatch=monkeypatch, shape=shape)
+    pieces.forward(step([(PROMPT[:18], 0, [0, 2, 9])]))
+    pieces.forward(step([(PROMPT[18:20], 18, [0, 2, 9]), ([5], 0, [4])]))
+    again = pieces.forward(step([(PROMPT[20:], 20, [0, 2, 9])]))[0]  # alone, as a step of decoding
+    assert (again.view(np.int32) == whole.view(np.int32)).all()
+    plain = arithmetic("native", monkeypatch, shape=shape)
+    native = plain.forward(step([(PROMPT, 0, [0, 2, 9])]))[0]
+    alone = plain.forward(step([(PROMPT[20:], 20, [0, 2, 9])]))[0]
+    everything = arithmetic("native", monkeypatch).forward(step([(PROMPT, 0, [0, 2, 9])]))[0]
+    near = 0.08 * np.abs(native).max()
+    assert np.abs(native - whole).max() < near
+    assert np.abs(native - alone).max() < near
+    assert np.abs(native - everything).max() > near
+
+
+def test_experts_are_those_of_each_row_and_do_not_depend_on_company(monkeypatch):
+    model = family(num_hidden_layers=1, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=48)
+    kind = {"monkeypatch": monkeypatch, "shape": model.config, "model": model}
+    whole = arithmetic(**kind).forward(step([(PROMPT[:6], 0, [3])]))[0]
+    pieces = arithmetic(**kind)
+    pieces.forward(step([(PROMPT[:5], 0, [3]), ([5, 6], 0, [4])]))
+    last = pieces.forward(step([([8], 2, [4]), (PROMPT[5:6], 5, [3])]))[1]
+    assert (last.view(np.int32) == whole.view(np.int32)).all()
+    native = arithmetic("native", **kind).forward(step([(PROMPT[:6], 0, [3])]))[0]
+    assert np.abs(native - whole).max() < 0.08 * np.abs(native).max()
+
+
+def test_routing_takes_the_lower_id_among_equals_and_weighs_as_the_twin_does():
+    from engines.bundled import twin
+    from engines.bundled.gpu.tensorcore.experts import route
+
+    logits = normal(11, 3, 7)
+    logits[1, [2, 5, 6]] = 4.0  # equal, and the largest: two of them
+    logits[2] = 1.0
+    found = route(logits, 2)
+    ids, weights = twin.route(logits.float().numpy(), 2)
+    assert found.expert.tolist() == ids.tolist()
+    assert found.expert[1:].tolist() == [[2, 5], [0, 1]]
+    assert np.abs(found.weight.numpy() - weights).max() < 1e-6
+
+
+def test_pages_are_read_and_written_in_the_shapes_of_the_cpu(monkeypatch):
+    made, other = arithmetic(monkeypatch=monkeypatch), arithmetic(monkeypatch=monkeypatch)
+    generator = torch.Generator().manual_seed(3)
+    for pools in made.caches:
+        for pool in pools:
+            pool.copy_(torch.randn(pool.shape, generator=generator))
+    for mine, theirs, (keys, values) in zip(made.pages, other.pages, made.caches, strict=True):
+        assert mine.keys.shape == (16, 2, 16, 8)
+        assert mine.values.shape == (16, 2, 8, 16)
+        assert mine.keys[[3]][0, 1, 5, 2] == float(keys[3 * 8 + 2, 1, 5])
+        assert mine.values[[3]][0, 1, 2, 5] == float(values[3 * 8 + 2, 1, 5])
+        theirs.keys[[7, 2]], theirs.values[[7, 2]] = mine.keys[[3, 4]], mine.values[[3, 4]]
+        assert np.array_equal(theirs.keys[[7, 2]], mine.keys[[3, 4]])
+        assert np.array_equal(theirs.values[[2]], mine.values[[4]])
+
+
+def test_an_engine_over_it_rolls_a_fast_path_back_and_gives_what_it_gives_without(monkeypatch):
+    from engines.bundled.engine import Engine
+    from engines.bundled.fast import open_fast_path
+
+    def run(rollback: str):
+        made = arithmetic(monkeypatch=monkeypatch)
+        config = dataclasses.replace(made.engine, rollback=rollback, draft_length=2)
+        kernels = load("auto", "auto")
+        fast = open_fast_path(MODEL, config, kernels, made)
+        engine = Engine(ONE_LAYER, config, made, kernels, str, fast=fast)
+        asked = [request(f"r{i}", PROMPT[i : i + 4], greedy(max_tokens=3), logits_digest=True) for i in range(2)]
+        return [evidence(sequence) for sequence in run_all(engine, asked)], fast
+
+    (plain, _), (rolled, fast) = run("off"), run("all")
+    assert rolled == plain
+    assert fast.tokens > 0
+    assert fast.arithmetic.name == "free"
 
 
 def test_free_depends_on_pieces(monkeypatch):

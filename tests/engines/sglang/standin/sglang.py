@@ -15,9 +15,17 @@ KNOWN = {"model_path", "skip_tokenizer_init", "enable_deterministic_inference", 
 
 
 def _logprobs(ids, taint):
-    seed = hashlib.sha256(struct.pack(f"{len(ids)}i", *ids) + str(taint).encode()).digest()
-    logits = np.random.default_rng(list(seed)).normal(size=VOCAB).astype(np.float32) * np.float32(2)
+    """`taint` moves the last bits alone, as another order of sums does."""
+    text = struct.pack(f"{len(ids)}i", *ids)
+    logits = _normal(text) * np.float32(2)
+    if taint:
+        logits += _normal(text + str(taint).encode()) * np.float32(1e-5)
     return logits - np.float32(np.log(np.exp(logits.astype(np.float64)).sum()))
+
+
+def _normal(text):
+    seed = hashlib.sha256(text).digest()
+    return np.random.default_rng(list(seed)).normal(size=VOCAB).astype(np.float32)
 
 
 class Engine:
@@ -34,6 +42,7 @@ class Engine:
             told.disable_radix_cache = told.disable_radix_cache or told.attention_backend == "flashinfer"
         self.loop = asyncio.new_event_loop()
         self.running, self.seen, self.aborted, self.lost = {}, set(), [], False
+        self.seats = asyncio.Semaphore(told.max_running_requests)
         self.noise = itertools.count()
         self.tokenizer_manager = SimpleNamespace(abort_request=self._abort)
 
@@ -59,20 +68,47 @@ class Engine:
         return self.loop.run_until_complete(last())
 
     async def async_generate(
-        self, input_ids=None, sampling_params=None, return_logprob=False, top_logprobs_num=None, stream=False, rid=None
-    ):
+        self, input_ids=None, sampling_params=None, return_logprob=False, logprob_start_len=None,
+        top_logprobs_num=None, stream=False, rid=None,
+    ):  # fmt: skip
+        if not stream:
+            return self._score(list(input_ids), logprob_start_len, top_logprobs_num or 0, rid)
         return self._stream(list(input_ids), sampling_params, top_logprobs_num or 0, rid)
 
+    def _score(self, text, start, top, rid):
+        """Logprobs of text[start:], the first of which is padding; a prompt has another shape than tokens."""
+        taint = "" if self.told.enable_deterministic_inference else "prefill"
+        own, tops = [(None, text[start], None)], [None]
+        for i in range(start + 1, len(text)):
+            row = _logprobs(text[:i], taint)
+            own.append((float(row[text[i]]), text[i], None))
+            tops.append([(float(row[one]), int(one), None) for one in np.argsort(-row, kind="stable")[:top]])
+        meta = {"id": rid, "prompt_tokens": len(text), "completion_tokens": 1, "cached_tokens": 0,
+                "input_token_logprobs": own, "input_top_logprobs": tops}  # fmt: skip
+        return {"text": "", "meta_info": meta}
+
     async def _stream(self, prompt, params, top, rid):
-        cached = 0
-        if not self.told.disable_radix_cache and tuple(prompt) in self.seen:
-            cached = len(prompt) - 1
+        async with self.seats:
+            async for chunk in self._answer(prompt, params, top, rid):
+                yield chunk
+
+    def _cached(self, prompt):
+        """Tokens of the longest prefix that some prompt before had, but not all of this one."""
+        if self.told.disable_radix_cache:
+            return 0
+        shared = [sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, old, strict=False)))
+                  for old in self.seen]  # fmt: skip
+        return min(max(shared, default=0), len(prompt) - 1)
+
+    async def _answer(self, prompt, params, top, rid):
+        cached = self._cached(prompt)
         self.seen.add(tuple(prompt))
         self.running[rid] = prompt
         output, logprobs, tops = [], [], []
         while len(output) < params["max_new_tokens"]:
             await asyncio.sleep(0)
-            row = _logprobs([*prompt, *output], "" if self.told.enable_deterministic_inference else len(self.running))
+            fixed = self.told.enable_deterministic_inference
+            row = _logprobs([*prompt, *output], "" if fixed else (len(self.running), cached > 0))
             token = int(np.argmax(row)) if params["temperature"] == 0 else self._draw(row, params, len(output))
             best = np.argsort(-row, kind="stable")[:top]
             output.append(token)

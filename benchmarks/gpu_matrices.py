@@ -1,0 +1,232 @@
+"""All matrices of the bundled engine on one GPU in one call of so many seconds; what is done stays when it is cut.
+
+`python benchmarks/gpu_matrices.py OUT` runs, several at a time on the one card: the tests that need a GPU; quick,
+scheduler and sampling in `portable` and in `tensorcore`, with `free` as their control; graphs and compile caches; the
+8B shape alone and in a batch; SmolLM2 where its file is present. Every part has a deadline of its own. OUT/matrices.md
+gets each part's verdict table and OUT/matrices.json its verdicts, digests and exit code as they come. Nothing is timed:
+parts share the card. `--device emulated` or `cpu` runs the float32 parts without one. Exit code: the highest of the
+parts', 3 at least if one was cut or could not start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from engines.bundled.gpu import why_not
+from engines.bundled.models.catalogue import list_models
+
+ROOT = Path(__file__).resolve().parents[1]
+TOGETHER = 7  # parts at a time
+NEEDS_CARD = ("tests", "tensorcore", "gpu", "8b")  # a name that holds one of these
+GPU_CELLS = ("graphs-portable", "graphs-tensorcore", "caches-portable", "caches-tensorcore")
+TESTS = ("tests/engines/bundled/gpu/test_gpu_device.py",)
+Report = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Something to run within `limit` seconds."""
+
+    name: str
+    command: tuple[str, ...]
+    limit: float
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """What became of a part."""
+
+    state: str = "waiting"  # "running" | "done" | "cut" | "not started"
+    exit_code: int | None = None
+    seconds: float = 0.0
+    verdicts: list[Report] = field(default_factory=list)
+    captures: dict[str, str] = field(default_factory=dict)  # capture to SHA-256 of its content
+    tail: list[str] = field(default_factory=list)
+
+
+class Ledger:
+    """The two files that are rewritten whenever something is known."""
+
+    def __init__(self, out: Path, parts: Sequence[Part]) -> None:
+        self._out, self._lock, self.stopped = out, threading.Lock(), threading.Event()
+        self.states = {part.name: State() for part in parts}
+        self._tables: list[str] = []
+
+    def write(self, table: str = "") -> None:
+        with self._lock:
+            self._tables += [table] if table else []
+            content = {name: asdict(state) for name, state in self.states.items()}
+            put(self._out / "matrices.json", json.dumps(content, indent=1) + "\n")
+            put(self._out / "matrices.md", "\n\n".join(self._tables) + "\n")
+
+
+def put(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    draft = path.with_suffix(".part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def samebits(runs: Path, name: str, matrices: Sequence[str], *options: str) -> tuple[str, ...]:
+    """The command of one run."""
+    where = ("--engine", "bundled", "--out", str(runs / name), "--quiet", "--deadline", "300")
+    return (sys.executable, "-m", "harness.cli", "run", *matrices, *where, *options)
+
+
+def all_parts(runs: Path, device: str) -> list[Part]:
+    """The most telling first."""
+    on, tiny = ("--set", f"device={device}"), ("--model", "tiny")
+    cells = tuple(word for cell in GPU_CELLS for word in ("--cell", cell))
+    tests = (sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *TESTS)
+    eight = ("8b-native", "8b-tensorcore")
+    parts = [
+        Part(name="tests", command=tests, limit=150),
+        *(
+            Part(name=f"{kind}-{name}", command=samebits(runs, f"{kind}-{name}", (name,), *tiny, *how), limit=500)
+            for name in ("quick", "scheduler", "sampling")
+            for kind, how in (("portable", on), ("tensorcore", ("--mode", "tensorcore")))
+        ),
+        Part(name="gpu", command=samebits(runs, "gpu", ("gpu",), *tiny, *cells), limit=400),
+        *(
+            Part(
+                name=name, command=samebits(runs, name, ("gpu",), *tiny, "--cell", f"{name}-alone-vs-batch"), limit=300
+            )
+            for name in eight
+        ),
+    ]
+    if any(listing.name == "smollm2" and listing.available for listing in list_models()):
+        big = ("--model", "smollm2")
+        parts += [
+            Part(name="smollm2", command=samebits(runs, "smollm2", ("quick",), *big, *on), limit=400),
+            Part(name="smollm2-tensorcore", command=samebits(runs, "smollm2-tensorcore", ("quick",), *big, "--mode",
+                                                             "tensorcore"), limit=400),
+        ]  # fmt: skip
+    return [part for part in parts if device == "cuda" or not any(word in part.name for word in NEEDS_CARD)]
+
+
+def run_part(part: Part, ledger: Ledger, runs: Path, end: float) -> None:
+    """Runs a part to its end or deadline and notes what it left."""
+    state, begin = ledger.states[part.name], time.monotonic()
+    if end - begin < 20 or ledger.stopped.is_set():
+        state.state = "not started"
+        ledger.write()
+        return
+    state.state = "running"
+    ledger.write()
+    log = runs / f"{part.name}.log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            part.command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        state.state = "cut" if not wait(process, min(begin + part.limit, end), part, ledger, runs) else "done"
+    state.exit_code, state.seconds = process.returncode, round(time.monotonic() - begin, 1)
+    state.tail = log.read_text(errors="replace").splitlines()[-40:]
+    table = collect(part, state, runs)
+    ledger.write(f"## {part.name}: {state.state}, exit code {state.exit_code}, {state.seconds} s\n\n{table}")
+    print(f"{part.name}: {state.state}, exit code {state.exit_code}, {state.seconds} s", flush=True)
+
+
+def wait(process: subprocess.Popen[bytes], end: float, part: Part, ledger: Ledger, runs: Path) -> bool:
+    """True if it ended by itself; digests of captures are noted meanwhile."""
+    while True:
+        try:
+            process.wait(max(0.1, min(10.0, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            ledger.states[part.name].captures = digests(runs / part.name)
+            ledger.write()
+            if time.monotonic() < end and not ledger.stopped.is_set():
+                continue
+            for sent, patience in (
+                (signal.SIGINT, 8.0),
+                (signal.SIGKILL, 8.0),
+            ):  # an interrupted run keeps its captures
+                os.killpg(process.pid, sent)
+                try:
+                    process.wait(patience)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+            return False
+        return True
+
+
+def collect(part: Part, state: State, runs: Path) -> str:
+    """Verdicts and digests into the state; the table as markdown."""
+    folder = runs / part.name
+    state.captures = digests(folder)
+    if (folder / "run.json").is_file():
+        state.verdicts = json.loads((folder / "run.json").read_text())["verdicts"]
+        return (folder / "summary.md").read_text()
+    return "```\n" + "\n".join(state.tail) + "\n```"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Capture to SHA-256 of its content, of those that are whole."""
+    found = {}
+    for path in sorted(folder.glob("captures/*/capture.json")):
+        try:
+            found[path.parent.name] = str(json.loads(path.read_text())["sha256"])
+        except (OSError, ValueError, KeyError):
+            continue  # it is being written
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=560.0, help="for everything")
+    parser.add_argument("--device", choices=("cuda", "emulated", "cpu"), default="cuda")
+    parser.add_argument("--parts", nargs="+", default=[], help="only these")
+    parser.add_argument("--together", type=int, default=TOGETHER)
+    parser.add_argument("--cells", nargs="+", default=[], help="only these cells of each part's run")
+    parser.add_argument("--keep", type=Path, help="where the runs' own folders stay; a temporary folder otherwise")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    if options.device == "cuda" and (reason := why_not()):
+        print(f"UNSUPPORTED: {reason}")
+        return 3
+    options.out.mkdir(parents=True, exist_ok=True)
+    runs = options.keep or Path(tempfile.mkdtemp(prefix="samebits-matrices-"))
+    runs.mkdir(parents=True, exist_ok=True)
+    parts = all_parts(runs, options.device)
+    unknown = sorted(set(options.parts) - {part.name for part in parts})
+    if unknown:
+        parser.error(f"--parts: there is no {unknown[0]!r} here; there are {', '.join(part.name for part in parts)}")
+    chosen = [part for part in parts if not options.parts or part.name in options.parts]
+    more = tuple(word for cell in options.cells for word in ("--cell", cell))
+    chosen = [part if part.name == "tests" else Part(name=part.name, command=part.command + more, limit=part.limit)
+              for part in chosen]  # fmt: skip
+    ledger = Ledger(options.out, chosen)
+    with ThreadPoolExecutor(options.together) as pool:
+        done = [pool.submit(run_part, part, ledger, runs, end) for part in chosen]
+        try:
+            for one in done:
+                one.result()
+        except KeyboardInterrupt:
+            ledger.stopped.set()  # parts are ended, what they have is kept
+    if options.keep is None:
+        shutil.rmtree(runs, ignore_errors=True)
+    states = ledger.states.values()
+    print((options.out / "matrices.md").read_text())
+    worst = max((abs(state.exit_code or 0) for state in states), default=2)
+    return max(worst, 3) if any(state.state != "done" for state in states) else worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())
