@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, cast
+from typing import IO, ClassVar, cast
 
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model
@@ -127,23 +127,35 @@ class RankProcess:
 
 
 class Binding:
-    """The first rank's process bound to its cores, and back."""
+    """The first rank's process bound to its cores, and back. Several at once share no core."""
+
+    _bound: ClassVar[list[Binding]] = []  # of this process
+    _usable: ClassVar[list[int]] = []  # cores it may run on when none is bound
 
     def __init__(self, ranks: int, threads: int) -> None:
         """Deals cores out to all ranks, and binds nobody yet."""
-        self.cores = deal_cores(usable_cores(), ranks, threads)
+        usable = Binding._usable if Binding._bound else usable_cores()
+        taken = {core for binding in Binding._bound for cores in binding.cores for core in cores}
+        self._all = usable
+        self.cores = deal_cores([core for core in usable if core not in taken], ranks, threads)
         self.words = OWN if self.cores[0] else SHARED
-        self._before: list[int] = []
 
     def bind(self) -> None:
-        """Binds this process to the first rank's cores."""
-        self._before = pin(self.cores[0])
+        """Binds this process to the first rank's cores, beside those of other bindings."""
+        if self.cores[0]:
+            Binding._usable = self._all
+            Binding._bound.append(self)
+            Binding._settle()
 
     def undo(self) -> None:
-        """Lets this process run where it did before."""
-        if self.cores[0] and self._before:
-            pin(self._before)
-            self._before = []
+        """Gives the cores back; after the last binding this process runs where it did before the first."""
+        if self in Binding._bound:
+            Binding._bound.remove(self)
+            Binding._settle()
+
+    @staticmethod
+    def _settle() -> None:
+        pin([core for binding in Binding._bound for core in binding.cores[0]] or Binding._usable)
 
 
 class ParallelArithmetic:

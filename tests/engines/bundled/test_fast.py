@@ -163,5 +163,6 @@ def test_pages_are_shared_with_the_target_and_with_nobody_else():
     engine = open_engine(rollback="all")
     assert engine.fast.arithmetic.pages is engine.arithmetic.pages
     config = options(rollback="all")
-    with pytest.raises(NotSupported, match=r"rollback = all on arithmetic scripted .* use arithmetic portable or free"):
+    told = r"rollback = all on arithmetic scripted .* use arithmetic portable, free or tensorcore"
+    with pytest.raises(NotSupported, match=told):
         open_fast_path(MODEL, config, KERNELS, ScriptedArithmetic(MODEL.config, config))

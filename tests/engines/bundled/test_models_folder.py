@@ -169,15 +169,14 @@ def test_a_missing_shard_is_named(tmp_path):
 
 
 def test_an_unknown_name_says_what_is_accepted(tmp_path):
-    with pytest.raises(
-        ModelError, match=r"model 'smolm2': expected 'tiny', 'tiny-moe', 'smollm2', a FOLDER .* did you mean 'smollm2'"
-    ):
+    names = "'tiny', 'tiny-moe', 'smollm2', 'qwen3-8b-random', a FOLDER"
+    with pytest.raises(ModelError, match=rf"model 'smolm2': expected {names} .* did you mean 'smollm2'"):
         open_source("smolm2")
 
 
 def test_the_list_says_what_is_here_and_how_to_get_the_rest():
     listings = {listing.name: listing for listing in list_models()}
-    assert list(listings) == ["smollm2", "tiny", "tiny-moe", "tiny-vit", "FOLDER", "FILE.gguf"]
+    assert list(listings) == ["smollm2", "tiny", "tiny-moe", "qwen3-8b-random", "tiny-vit", "FOLDER", "FILE.gguf"]
     assert listings["tiny"].available
     assert not listings["smollm2"].available  # the cache of this test is empty
     assert listings["smollm2"].how_to_get == "python -m engines.bundled.models.fetch"

@@ -23,7 +23,8 @@ from engines.bundled.cache_store import HostMemory
 from engines.bundled.errors import NotSupported, RankError
 from engines.bundled.models.catalogue import open_source
 from engines.bundled.parallel import ranks
-from engines.bundled.parallel.ranks import RankProcess, open_parallel
+from engines.bundled.parallel.cores import pin
+from engines.bundled.parallel.ranks import Binding, RankProcess, open_parallel
 
 DENSE, MOE = (open_source(name).model() for name in ("tiny", "tiny-moe"))
 CONFIG = options(num_pages=40, page_size=16)
@@ -237,7 +238,7 @@ def test_a_rank_killed_in_a_step_is_named_and_nobody_stays_behind(three):
     assert not any(map(is_running, pids))
     with pytest.raises(RankError, match=message):  # and so it stays
         three.counts()
-    assert os.sched_getaffinity(0) == CORES
+    assert three._binding not in Binding._bound
 
 
 def test_a_rank_may_start_late_and_may_be_lost_between_steps(monkeypatch):
@@ -307,8 +308,18 @@ def test_ranks_end_when_the_first_one_is_killed(when):
     assert wait_for(lambda: not is_running(pids[1]))
 
 
+@pytest.fixture
+def unbound(monkeypatch):
+    """Nobody else holds cores of this process: ranks of other tests may live on, bound."""
+    before = os.sched_getaffinity(0)
+    monkeypatch.setattr(Binding, "_bound", [])
+    pin(sorted(CORES))
+    yield
+    pin(sorted(before))
+
+
+@pytest.mark.usefixtures("unbound")
 def test_each_rank_is_bound_to_cores_of_its_own_where_there_are_enough():
-    available = sorted(os.sched_getaffinity(0))
     arithmetic = opened("tiny", DENSE, tensor_parallel_size=2)
     try:
         counts = arithmetic.counts()
@@ -317,15 +328,36 @@ def test_each_rank_is_bound_to_cores_of_its_own_where_there_are_enough():
     finally:
         arithmetic.close()
     assert [count["cores"] for count in counts] == [len(cores) for cores in bound]
-    if len(available) < 2:
-        assert (words, bound) == ("shared cores: fewer of them than ranks x threads", [set(available)] * 2)
+    if len(CORES) < 2:
+        assert (words, bound) == ("shared cores: fewer of them than ranks x threads", [CORES] * 2)
     else:
         assert words == "own cores"
         assert [len(cores) for cores in bound] == [1, 1]
         assert bound[0].isdisjoint(bound[1])
-    assert os.sched_getaffinity(0) == CORES == set(available)
+    assert os.sched_getaffinity(0) == CORES
 
 
+@pytest.mark.usefixtures("unbound")
+def test_two_groups_at_once_share_no_core_whichever_is_closed_first(monkeypatch):
+    bound = []
+    monkeypatch.setattr(ranks, "usable_cores", lambda: [0, 1, 2, 3, 4])
+    monkeypatch.setattr(ranks, "pin", bound.append)
+    first, second, third = Binding(2, 1), None, None
+    first.bind()
+    second = Binding(2, 1)
+    second.bind()
+    third = Binding(2, 1)  # one core is left
+    third.bind()
+    assert (first.cores, second.cores, third.cores) == (((0,), (1,)), ((2,), (3,)), ((), ()))
+    assert third.words == "shared cores: fewer of them than ranks x threads"
+    first.undo()
+    third.undo()
+    second.undo()
+    second.undo()
+    assert bound == [[0], [0, 2], [2], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.usefixtures("unbound")
 def test_ranks_share_cores_where_there_are_too_few(monkeypatch):
     monkeypatch.setattr(ranks, "usable_cores", lambda: [0])
     arithmetic = opened("tiny", DENSE, tensor_parallel_size=2)

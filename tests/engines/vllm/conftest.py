@@ -8,10 +8,6 @@ from presence import missing
 from engines.vllm_local import NOT_INSTALLED
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "xdist_group(name): tests that one worker of pytest-xdist runs")
-
-
 @pytest.fixture(scope="session")
 def vllm():
     """Present, or the test fails (CI) or is UNSUPPORTED with the reason (a developer's machine)."""

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 KERNELS = "engines.bundled.gpu.tensorcore.kernels"
+_chosen: list[str] = []  # empty until Triton was imported for the interpreter
 VARIABLE = "TRITON_INTERPRET"  # read when Triton, and when a kernel's module, is imported
 
 
@@ -20,8 +21,10 @@ def import_interpreted() -> None:
 
     Raises ImportError without Triton, RuntimeError if this process imported it otherwise.
     """
-    if KERNELS not in sys.modules and "triton" in sys.modules:
-        raise RuntimeError("triton was imported before the interpreter was chosen; import matrix_unit earlier")
+    if _chosen:
+        return
+    if KERNELS in sys.modules or "triton" in sys.modules:
+        raise RuntimeError("Triton or its kernels were imported before the interpreter was chosen: call this earlier")
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"
     try:
@@ -33,6 +36,7 @@ def import_interpreted() -> None:
         os.environ.pop(VARIABLE)
         if before is not None:
             os.environ[VARIABLE] = before
+    _chosen.append(KERNELS)
     InterpreterBuilder.create_dot = _dot
     InterpreterBuilder.cast_impl = _rounding(InterpreterBuilder.cast_impl)
 

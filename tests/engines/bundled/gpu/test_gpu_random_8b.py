@@ -6,6 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matrix_unit import import_interpreted
+from presence import missing
+
+try:
+    import_interpreted()  # what is imported below brings the kernels in, for the whole process
+except ImportError:
+    missing("triton", "Triton is not installed; the extra `test` brings it on Linux", module=True)
+
 import torch
 
 from engines.bundled.arithmetic.weights import check_weights
