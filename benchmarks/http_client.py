@@ -71,9 +71,10 @@ class Server:
         read = time.perf_counter()
         prompt = cast("list[int]", body["prompt"])
         times = self.log.setdefault(prompt[0], [read])
-        events = build_events(prompt, cast("int", body["max_tokens"]))
+        count = cast("int", body["max_tokens"])
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        for number, event in enumerate(events, start=1):
+        for number in range(1, count + 1):
+            event = build_event(prompt, number - 1, count)  # one at a time: all at once would keep others waiting
             await asyncio.sleep(max(0.0, read + number * self.interval_s - time.perf_counter()))
             times.append(time.perf_counter())
             writer.write(b"%x\r\n%s\r\n" % (len(event), event))
@@ -81,19 +82,21 @@ class Server:
         await writer.drain()
 
 
-def build_events(prompt: list[int], count: int) -> list[bytes]:
-    """One event per token; the last carries the finish reason, the usage and [DONE]."""
-    found = []
-    for position in range(count):
-        token = expected_token(prompt[0], position)
-        top = {f"token_id:{(token + i) % VOCAB}": -0.5 - i / 8 for i in range(CANDIDATES)}
-        logprobs = {"tokens": [f"token_id:{token}"], "token_logprobs": [-0.5], "top_logprobs": [top]}
-        finish = "length" if position == count - 1 else None
-        choice = {"index": 0, "text": " word", "token_ids": [token], "logprobs": logprobs, "finish_reason": finish}
-        found.append(_event({"id": "cmpl", "object": "text_completion", "choices": [choice]}))
+def build_event(prompt: list[int], position: int, count: int) -> bytes:
+    """The event of a token; the last of `count` carries the finish reason, the usage and [DONE]."""
+    token = expected_token(prompt[0], position)
+    top = {f"token_id:{(token + i) % VOCAB}": -0.5 - i / 8 for i in range(CANDIDATES)}
+    logprobs = {"tokens": [f"token_id:{token}"], "token_logprobs": [-0.5], "top_logprobs": [top]}
+    is_last = position == count - 1
+    choice = {
+        "index": 0, "text": " word", "token_ids": [token], "logprobs": logprobs,
+        "finish_reason": "length" if is_last else None,
+    }  # fmt: skip
+    event = _event({"id": "cmpl", "object": "text_completion", "choices": [choice]})
+    if not is_last:
+        return event
     usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
-    found[-1] += _event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
-    return found
+    return event + _event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
 
 
 def expected_token(request: int, position: int) -> int:

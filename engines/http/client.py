@@ -20,12 +20,13 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
 
-from engines.http.network import ARRIVED, StampedTransport
+from engines.http.collector import allow_full_collections, hold_full_collections
+from engines.http.network import ARRIVED, SENT, StampedTransport
 from engines.http.sse import EventParser
 from harness.errors import EngineError
 
 Json = dict[str, object]
-Heads = Callable[[Mapping[str, str]], None]  # given the headers of an answer that is no error
+Heads = Callable[[Mapping[str, str], float], None]  # given headers, and when the request's last byte was written
 MOST_REDIRECTS = 3
 MOST_QUOTED = 300  # characters of a server's own words
 MOST_ERROR_BYTES = 4096
@@ -75,14 +76,18 @@ class Client:
         )
 
     async def __aenter__(self) -> Self:
-        """Opens nothing yet."""
+        """Opens no connection yet; until the end, Python's collector stops nothing for long."""
+        hold_full_collections()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes every connection."""
-        await self._http.aclose()
+        try:
+            await self._http.aclose()
+        finally:
+            allow_full_collections()
 
     def hide(self, text: str) -> str:
         """The text without the key."""
@@ -101,12 +106,12 @@ class Client:
         """The JSON object of a page. Raises EndpointError."""
         return self.read_json(await self.get(path), f"GET {path}")
 
-    async def post(self, path: str, body: Json, heads: Heads = lambda _: None) -> Json:
+    async def post(self, path: str, body: Json, heads: Heads = lambda *_: None) -> Json:
         """The JSON object that answers a body. Raises EndpointError."""
         return self.read_json(await self._whole("POST", path, body, heads), f"POST {path}")
 
     async def events(
-        self, path: str, body: Json, heads: Heads = lambda _: None
+        self, path: str, body: Json, heads: Heads = lambda *_: None
     ) -> AsyncGenerator[tuple[float, bytes], None]:
         """(`time.perf_counter()` at which its last byte arrived, data) of each event of a streamed answer.
 
@@ -115,11 +120,11 @@ class Client:
         parser, what = EventParser(), f"POST {path}"
         try:
             async with asyncio.timeout(self._bounds.request_s), self._answer("POST", path, body) as response:
-                heads(response.headers)
+                network = response.extensions["network_stream"]
+                heads(response.headers, network.get_extra_info(SENT))
                 kind = response.headers.get("content-type", "")
                 if not kind.startswith("text/event-stream"):
                     self._fail(what, f"expected text/event-stream, found {kind or 'no content-type'!r}")
-                network = response.extensions["network_stream"]
                 async for chunk in self._chunks(response, what):
                     at = network.get_extra_info(ARRIVED)
                     for data in parser.feed(chunk):
@@ -140,11 +145,11 @@ class Client:
             self._fail(what, f"expected a JSON object, found {type(value).__name__}")
         return cast("Json", value)
 
-    async def _whole(self, method: str, path: str, body: Json | None, heads: Heads = lambda _: None) -> bytes:
+    async def _whole(self, method: str, path: str, body: Json | None, heads: Heads = lambda *_: None) -> bytes:
         what, parts = f"{method} {path}", []
         try:
             async with asyncio.timeout(self._bounds.request_s), self._answer(method, path, body) as response:
-                heads(response.headers)
+                heads(response.headers, response.extensions["network_stream"].get_extra_info(SENT))
                 async for chunk in self._chunks(response, what):
                     parts.append(chunk)  # noqa: PERF401 - an async comprehension would hide the bound
         except (httpx.HTTPError, TimeoutError) as error:

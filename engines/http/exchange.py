@@ -45,9 +45,10 @@ class Exchange:
         """Tokens of the slowest choice so far."""
         return min((len(answer.tokens) for answer in self.answers), default=0)
 
-    def take_headers(self, headers: Mapping[str, str]) -> None:
-        """Keeps what an answer's headers say of who made it."""
+    def take_head(self, headers: Mapping[str, str], sent_at: float) -> None:
+        """Keeps what an answer's headers say of who made it, and when the whole request had been written."""
         self.identity = headers.get(IDENTITY_HEADER, "")
+        self.sent_at = sent_at
 
 
 def open_exchange(
@@ -67,12 +68,12 @@ async def run_exchange(client: Client, exchange: Exchange, offer: Offer | None, 
     """
     sampling, dialect = exchange.request.sampling, exchange.dialect
     exchange.answers = tuple(Answer(candidates=sampling.logprobs) for _ in range(sampling.n))
-    exchange.sent_at = time.perf_counter()
+    exchange.sent_at = time.perf_counter()  # until it is known when it was written
     try:
         if dialect.streams:
             await _stream(client, exchange, moved)
         else:
-            event = await client.post(dialect.path, exchange.body, exchange.take_headers)
+            event = await client.post(dialect.path, exchange.body, exchange.take_head)
             _read(client, exchange, event, time.perf_counter())
         exchange.ended_at = time.perf_counter()
         if not exchange.left:
@@ -88,7 +89,7 @@ async def run_exchange(client: Client, exchange: Exchange, offer: Offer | None, 
 async def _stream(client: Client, exchange: Exchange, moved: Callable[[], None]) -> None:
     done, dialect = False, exchange.dialect
     what = f"POST {dialect.path}"
-    async with aclosing(client.events(dialect.path, exchange.body, exchange.take_headers)) as events:
+    async with aclosing(client.events(dialect.path, exchange.body, exchange.take_head)) as events:
         async for at, data in events:
             if done:
                 raise ValueError("something came after [DONE]")

@@ -5,7 +5,7 @@ pass looks at its sockets tells nothing; a busy reader therefore moves no stamp,
 two passes saw them; a reader that lags stops its sender before much is kept.
 
 The times are read back through httpcore's own extension: `get_extra_info(ARRIVED)` of a response's network stream is
-the time of the bytes that were read last.
+the time of the bytes that were read last, `get_extra_info(SENT)` when bytes were last handed to the system.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import httpcore
 import httpx
 
 ARRIVED = "samebits_arrived_at"  # `time.perf_counter()`
+SENT = "samebits_sent_at"  # likewise
 KEPT_S = 2.0  # idle connections; servers hang up after 5 seconds, and a request sent just then would be lost
 MOST_KEPT = 1 << 20  # bytes that wait for their reader before the sender is stopped
 
@@ -118,7 +119,7 @@ class StampedStream(httpcore.AsyncNetworkStream):
     def __init__(self, inlet: _Inlet, clock: PassClock) -> None:
         """`inlet` is connected."""
         self._inlet, self._clock = inlet, clock
-        self._arrived_at = 0.0
+        self._arrived_at = self._sent_at = 0.0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Bytes, or none at the end. Raises httpcore's ReadTimeout, ReadError."""
@@ -140,6 +141,7 @@ class StampedStream(httpcore.AsyncNetworkStream):
         if self._inlet.ended and self._inlet.error is not None:
             raise httpcore.WriteError(str(self._inlet.error))
         self._transport.write(buffer)
+        self._sent_at = time.perf_counter()
         try:
             async with asyncio.timeout(timeout):
                 await self._inlet.room()
@@ -170,9 +172,9 @@ class StampedStream(httpcore.AsyncNetworkStream):
         return StampedStream(inlet, self._clock)
 
     def get_extra_info(self, info: str) -> object:
-        """The time of the bytes read last, and what httpcore asks for."""
-        if info == ARRIVED:
-            return self._arrived_at
+        """The time of the bytes read last or written last, and what httpcore asks for."""
+        if info in (ARRIVED, SENT):
+            return self._arrived_at if info == ARRIVED else self._sent_at
         if info == "is_readable":  # of an idle connection: the server has hung up, or said something unasked
             return bool(self._inlet.queue) or self._inlet.ended or self._transport.is_closing()
         names = {"client_addr": "sockname", "server_addr": "peername", "socket": "socket", "ssl_object": "ssl_object"}

@@ -46,6 +46,7 @@ class HttpSession:
         self._thread = threading.Thread(target=self._loop.run_forever, name="samebits-endpoint", daemon=True)
         self._thread.start()
         self._client = open_client()
+        self._run(self._client.__aenter__())
         self._pending: list[Future[None]] = []
         self._began = time.perf_counter()
 
@@ -114,5 +115,5 @@ class HttpSession:
             raise EngineError(f"the thread that reads answers did not end within {CLOSING_S:.0f} s")
         self._loop.close()
 
-    def _run(self, action: Coroutine[object, object, None]) -> None:
+    def _run(self, action: Coroutine[object, object, object]) -> None:
         asyncio.run_coroutine_threadsafe(action, self._loop).result(CLOSING_S)
