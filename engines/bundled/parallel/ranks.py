@@ -137,7 +137,8 @@ class Binding:
         usable = Binding._usable if Binding._bound else usable_cores()
         taken = {core for binding in Binding._bound for cores in binding.cores for core in cores}
         self._all = usable
-        self.cores: tuple[tuple[int, ...], ...] = deal_cores([core for core in usable if core not in taken], ranks, threads)
+        free = [core for core in usable if core not in taken]
+        self.cores: tuple[tuple[int, ...], ...] = deal_cores(free, ranks, threads)
         self.words = OWN if self.cores[0] else SHARED
 
     def bind(self) -> None:
