@@ -241,7 +241,8 @@ def wait_for(condition, seconds=30.0):
 def test_ctrl_c_leaves_a_resumable_run_and_no_orphan(tmp_path):
     folder = tmp_path / "run"
     arguments = ("run", MATRIX[0], "--engine", "fake", "--set", "fault=slow", "--cell", "seeded", "--out", str(folder))
-    process = samebits(*arguments)
+    # a shell without job control has SIGINT ignored in what it starts in the background, and that is inherited
+    process = samebits(*arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     captures = folder / "captures"
     wait_for(lambda: captures.is_dir() and any(captures.glob("[0-9a-f]*")))
     children = children_of(process.pid)
