@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: `engines` is the package
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` is a package of the root
 
 from benchmarks import measured  # noqa: E402
 from engines.bundled.arithmetic.portable import KernelArithmetic  # noqa: E402

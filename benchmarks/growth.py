@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: `engines` is the package
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` is a package of the root
 
 import numpy as np  # noqa: E402
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: `engines` is the package
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` is a package of the root
 
 from engines.http.answer import Offer  # noqa: E402
 from engines.http.client import Bounds, Client  # noqa: E402

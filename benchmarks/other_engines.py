@@ -2,11 +2,11 @@
 
 Run as
 
-    python benchmarks/engines.py --model smollm2 --rounds 7 --cases decode-1,decode-16,prefill-512 \
+    python benchmarks/other_engines.py --model smollm2 --rounds 7 --cases decode-1,decode-16,prefill-512 \
         --vllm-python VENV/bin/python --llama-python VENV/bin/python --out FILE
-    python benchmarks/engines.py --model smollm2 --rounds 3 --cases mixed-64 --vllm-python ... --llama-python ...
+    python benchmarks/other_engines.py --model smollm2 --rounds 3 --cases mixed-64 --vllm-python ... --llama-python ...
 
-Each arm is a process of its own that waits while the others work (`engines_arm.py`), so that every round measures all
+Each arm is a process of its own that waits while the others work (`other_engines_arm.py`), so that every round measures all
 of them one after another; whoever begins changes from round to round. All arms generate greedily from the same token
 ids, without logprobs, stops or a prefix cache, 16 sequences at a time. A decode figure is the time of 33 new tokens
 less the time of 1, a prefill figure the time of 1. An arm that is not installed stands in the table with the reason.
@@ -30,7 +30,7 @@ from typing import IO
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy: the memory is read by threads of our own
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: `engines` is the package
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` is a package of the root
 
 from benchmarks import measured, model_files  # noqa: E402
 from engines.bundled.models.catalogue import open_source  # noqa: E402
@@ -135,7 +135,7 @@ def open_arms(chosen: argparse.Namespace) -> list[Arm]:
         elif name == "llama.cpp" and gguf is None:
             arm.missing = f"model {chosen.model} has no GGUF file"
         else:
-            start(arm, [python, str(Path(__file__).with_name("engines_arm.py")), name, path], chosen.threads)
+            start(arm, [python, str(Path(__file__).with_name("other_engines_arm.py")), name, path], chosen.threads)
         arms.append(arm)
         print(f"{name}: {arm.missing or measured.describe({k: str(v) for k, v in arm.facts.items()})}", flush=True)
     return arms

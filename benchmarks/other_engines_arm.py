@@ -1,6 +1,6 @@
-"""One arm of `benchmarks/engines.py`: an engine in a process of its own, driven by lines of JSON.
+"""One arm of `benchmarks/other_engines.py`: an engine in a process of its own, driven by lines of JSON.
 
-Run by that script as `python benchmarks/engines_arm.py ARM MODEL THREADS SEATS`. The first line it writes says whether
+Run by that script as `python benchmarks/other_engines_arm.py ARM MODEL THREADS SEATS`. The first line it writes says whether
 it is ready, or why it is not; then each line it reads, {"prompts": [[ids]], "new": [counts]}, is generated greedily to
 the end, and answered with {"seconds": ..., "tokens": [[ids]]}. It imports nothing but the standard library until it
 knows which engine it is, since that one has its own Python. While it waits for a line it uses no processor.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: `engines` is the package
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` is a package of the root
 
 Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 MOST_TOKENS = 4096  # prefilled in one step
