@@ -6,10 +6,11 @@ Run as
         --vllm-python VENV/bin/python --llama-python VENV/bin/python --out FILE
     python benchmarks/other_engines.py --model smollm2 --rounds 3 --cases mixed-64 --vllm-python ... --llama-python ...
 
-Each arm is a process of its own that waits while the others work (`other_engines_arm.py`), so that every round measures all
-of them one after another; whoever begins changes from round to round. All arms generate greedily from the same token
-ids, without logprobs, stops or a prefix cache, 16 sequences at a time. A decode figure is the time of 33 new tokens
-less the time of 1, a prefill figure the time of 1. An arm that is not installed stands in the table with the reason.
+Each arm is a process of its own that waits while the others work (`other_engines_arm.py`), so that every round measures
+all of them one after another; whoever begins changes from round to round. All arms generate greedily from the same
+token ids, without logprobs, stops or a prefix cache, 16 sequences at a time. A decode figure is the time of 33 new
+tokens less the time of 1, a prefill figure the time of 1. An arm that is not installed stands in the table with the
+reason.
 
 At batch 1 the floor is the memory: reading the weights once per token, as they are stored. That is measured in the same
 rounds, with as many threads, over a buffer of that size; what is printed is how often longer a token takes.

@@ -1,9 +1,9 @@
 """One arm of `benchmarks/other_engines.py`: an engine in a process of its own, driven by lines of JSON.
 
-Run by that script as `python benchmarks/other_engines_arm.py ARM MODEL THREADS SEATS`. The first line it writes says whether
-it is ready, or why it is not; then each line it reads, {"prompts": [[ids]], "new": [counts]}, is generated greedily to
-the end, and answered with {"seconds": ..., "tokens": [[ids]]}. It imports nothing but the standard library until it
-knows which engine it is, since that one has its own Python. While it waits for a line it uses no processor.
+Run by that script as `python benchmarks/other_engines_arm.py ARM MODEL THREADS SEATS`. The first line it writes says
+whether it is ready, or why it is not; then each line it reads, {"prompts": [[ids]], "new": [counts]}, is generated
+greedily to the end, and answered with {"seconds": ..., "tokens": [[ids]]}. It imports nothing but the standard library
+until it knows which engine it is, since that one has its own Python. While it waits for a line it uses no processor.
 """
 
 from __future__ import annotations
