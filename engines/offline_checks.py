@@ -10,6 +10,7 @@ from harness.engine import Scalar, Setting, Work
 from harness.errors import EngineError, Unsupported
 from harness.request import Request
 
+NEEDS_PATH = "axis 'scoring' needs golden replay: only a path that is known can be read as a prompt"
 MOST_THREADS = 8  # more share one small model's step at a loss
 
 

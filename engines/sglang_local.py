@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from engines import hf_folders
 from engines.http.scoring import WHOLE, WITHOUT_FIRST
 from engines.offline_adapter import OfflineAdapter
+from engines.offline_checks import NEEDS_PATH
 from harness.engine import Engine, Replay, Scalar, Setting
 from harness.errors import Unsupported
 
@@ -85,7 +86,7 @@ class SglangAdapter(OfflineAdapter):
     def refuses(self, axis: str, replay: Replay, configuration: Mapping[str, Scalar]) -> str | None:
         """Why a cell cannot be run with these settings, or None."""
         if axis == "scoring" and replay != "golden":
-            return "axis 'scoring' needs golden replay: only a path that is known can be read as a prompt"
+            return NEEDS_PATH
         if replay == "golden" and axis != "scoring" and self.complete(configuration)["scoring"] != "prefill":
             return NO_GOLDEN
         if axis == "cached_prefix" and not self.complete(configuration)["prefix_cache"]:

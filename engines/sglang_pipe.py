@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-from engines.http.client import EndpointError
+from engines.http.client import EndpointError, Heads
 from engines.http.shape import Json
 from engines.http.sse import DONE
 
@@ -37,7 +37,7 @@ class Pipe:
             raise EndpointError(f"{what}: expected an object, found {type(value).__name__}")
         return value
 
-    async def post(self, _path: str, body: Json, _heads: Callable[[Mapping[str, str]], None]) -> Json:
+    async def post(self, _path: str, body: Json, _heads: Heads) -> Json:
         """The whole answer to a request that is not streamed. Raises EndpointError in SGLang's words."""
         try:
             answer = await self._engine.async_generate(**self._words(body), rid=self._name())
@@ -56,9 +56,7 @@ class Pipe:
         self._sent += 1
         return f"samebits-{self._sent}"
 
-    async def events(
-        self, _path: str, body: Json, _heads: Callable[[Mapping[str, str]], None]
-    ) -> AsyncGenerator[tuple[float, bytes], None]:
+    async def events(self, _path: str, body: Json, _heads: Heads) -> AsyncGenerator[tuple[float, bytes], None]:
         """(time, chunk) of one request, then [DONE]. Raises EndpointError in SGLang's words."""
         words, rid, over = self._words(body), self._name(), False
         try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from engines import hf_folders
 from engines.offline_adapter import OfflineAdapter
-from engines.offline_checks import default_threads
+from engines.offline_checks import NEEDS_PATH, default_threads
 from harness.engine import Engine, Replay, Scalar, Setting
 from harness.errors import Unsupported
 
@@ -107,7 +107,7 @@ class TransformersAdapter(OfflineAdapter):
         if axis == "cached_prefix" and not values["prefix_cache"]:
             return "axis 'cached_prefix' needs prefix_cache=true"
         if axis == "scoring" and replay != "golden":
-            return "axis 'scoring' needs golden replay: only a path that is known can be read as a prompt"
+            return NEEDS_PATH
         return None
 
     def variables(self, settings: Mapping[str, Scalar]) -> Mapping[str, str]:

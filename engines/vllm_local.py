@@ -10,8 +10,10 @@ import importlib.util
 from collections.abc import Mapping
 
 from engines import vllm_config, vllm_models
+from engines.offline_adapter import offer_axes
+from engines.offline_checks import complete
 from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Rule, Scalar, Setting, Tokenizer
-from harness.errors import EngineError, Unsupported
+from harness.errors import Unsupported
 
 NOT_INSTALLED = (
     "vLLM is not installed here: `make vllm` installs its CPU build beside the CPU build of PyTorch, "
@@ -78,12 +80,10 @@ class VllmAdapter:
 
     def axes(self) -> Mapping[str, AxisSupport]:
         """Every axis this engine can vary, and those it refuses."""
-        names = {setting.name for setting in vllm_config.settings()}
-        offered = {
-            name: AxisSupport(fields=(*_own(name, names), *derived, _CACHES), resets=name == "cached_prefix")
-            for name, derived in sorted(_AXES.items())
-        }
-        return offered | {name: AxisSupport(unsupported=reason) for name, reason in sorted(_REFUSED.items())}
+        return offer_axes(
+            dict(sorted(_AXES.items())), dict(sorted(_REFUSED.items())), vllm_config.settings(), (_CACHES,),
+            ("cached_prefix",),
+        )  # fmt: skip
 
     def strongest_rule(self) -> Rule:
         """vLLM reports top candidates, not logits."""
@@ -114,12 +114,4 @@ class VllmAdapter:
         return start_lifetime(vllm_models.open_model(model), self._complete(configuration))
 
     def _complete(self, configuration: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        defaults = {setting.name: setting.default for setting in self.settings()}
-        unknown = sorted(set(configuration) - set(defaults))
-        if unknown:
-            raise EngineError(f"engine 'vllm' has no setting {unknown[0]!r}; it has {', '.join(sorted(defaults))}")
-        return {**defaults, **configuration}
-
-
-def _own(axis: str, names: set[str]) -> tuple[str, ...]:
-    return (f"config.{axis}", f"resolved.{axis}") if axis in names else ()
+        return complete(self.name, self.settings(), configuration)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engines.http.options import AS_STARTED, NOT_FORCED, SERVER_MODES, SETTINGS, TEXT_MODEL, find_problem
+from engines.offline_checks import NEEDS_PATH
 from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Replay, Rule, Scalar, Setting, Tokenizer
 
 _ATTACHED = "the server is attached to, so it cannot be restarted from here; leave out url to have one started"
@@ -54,7 +55,7 @@ class EndpointAdapter:
         if axis == "scoring":
             values |= {"scoring": "prefill"}
             if replay != "golden":
-                return "axis 'scoring' needs golden replay: only a path that is known can be read as a prompt"
+                return NEEDS_PATH
         if replay == "golden" and values["scoring"] != "prefill":
             return NOT_FORCED
         if axis == "restart" and values["url"]:

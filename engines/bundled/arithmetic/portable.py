@@ -133,10 +133,9 @@ class KernelArithmetic:
     def counts(self) -> tuple[Mapping[str, int], ...]:
         """What this one process holds and has done; see `batch.Ranked`."""
         return ({
-            "weight_bytes": self._weight_bytes(), "steps": self._steps, "pid": os.getpid(),
+            "weight_bytes": self._weight_bytes(), "steps": self._steps,
             "kv_bytes": sum(pages.keys.nbytes + pages.values.nbytes for pages in self.pages),
-            "threads_seen": self._kernels.threads_seen(), "cores": len(os.sched_getaffinity(0)),
-            "peak_memory_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            **process_counts(self._kernels),
         },)  # fmt: skip
 
     def _weight_bytes(self) -> int:
@@ -186,3 +185,11 @@ def _new_pages(model: Model, config: EngineConfig) -> Pages:
         keys=np.zeros((config.num_pages, heads, dim, config.page_size), np.float32),
         values=np.zeros((config.num_pages, heads, config.page_size, dim), np.float32),
     )
+
+
+def process_counts(kernels: Kernels) -> dict[str, int]:
+    """What a rank says of its process; see `batch.Ranked`."""
+    return {
+        "pid": os.getpid(), "threads_seen": kernels.threads_seen(), "cores": len(os.sched_getaffinity(0)),
+        "peak_memory_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }  # fmt: skip

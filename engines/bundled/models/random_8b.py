@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from engines.bundled.config import Float32, Model, ModelConfig
 from engines.bundled.errors import NotSupported
-from engines.bundled.models.source import Origin
 from engines.bundled.models.tensors import tensor_shapes
-from engines.bundled.models.tiny import GOLDEN, mix
+from engines.bundled.models.tiny import GOLDEN, MadeSource, mix
 from engines.bundled.tokenizer import ByteTokenizer
 
 NAME = "qwen3-8b-random"
@@ -76,18 +75,10 @@ class SeededWeights(Mapping[str, Float32]):
 
 
 @dataclass(frozen=True, slots=True)
-class SeededSource:
+class SeededSource(MadeSource):
     """The model as a source."""
 
     shape: ModelConfig = CONFIG
-
-    def config(self) -> ModelConfig:
-        """Its shape."""
-        return self.shape
-
-    def tokenizer(self) -> ByteTokenizer:
-        """Bytes as ids."""
-        return ByteTokenizer(self.shape.vocab_size)
 
     def model(self) -> Model:
         """Its shape and the seed; no weight is computed."""
@@ -95,10 +86,6 @@ class SeededSource:
         named = f"{NAME} rule {RULE} seed {weights.seed} spread {SPREAD} {self.shape}"
         digest = hashlib.sha256(named.encode()).hexdigest()
         return Model(name=NAME, config=self.shape, weights=weights, digest=digest)
-
-    def origin(self) -> Origin:
-        """Made in memory."""
-        return Origin(kind="memory", quantisation="none")
 
 
 def matrix_values(start: int, begin: int, count: int) -> Float32:

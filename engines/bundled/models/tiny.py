@@ -55,12 +55,11 @@ _NORM_SCALE = 0.5  # norms lie in [0.75, 1.25)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass(frozen=True, slots=True)
-class TinySource:
-    """A tiny model as a source."""
+class MadeSource:
+    """What every source answers alike whose model is made from its shape, with bytes as tokens."""
 
-    name: str = NAME
-    shape: ModelConfig = CONFIG
+    __slots__ = ()
+    shape: ModelConfig
 
     def config(self) -> ModelConfig:
         """Its shape."""
@@ -70,14 +69,22 @@ class TinySource:
         """Bytes as ids."""
         return ByteTokenizer(self.shape.vocab_size)
 
+    def origin(self) -> Origin:
+        """Made in memory."""
+        return Origin(kind="memory", quantisation="none")
+
+
+@dataclass(frozen=True, slots=True)
+class TinySource(MadeSource):
+    """A tiny model as a source."""
+
+    name: str = NAME
+    shape: ModelConfig = CONFIG
+
     def model(self) -> Model:
         """Its weights, made anew."""
         weights = make_weights(self.shape)
         return Model(name=self.name, config=self.shape, weights=weights, digest=model_digest(self.shape, weights))
-
-    def origin(self) -> Origin:
-        """Made in memory."""
-        return Origin(kind="memory", quantisation="none")
 
 
 def make_weights(shape: ModelConfig = CONFIG) -> dict[str, Float32]:

@@ -7,8 +7,6 @@ it and still comes to every meeting.
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.bundled.arithmetic.order import Order
+from engines.bundled.arithmetic.portable import process_counts
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
 from engines.bundled.gpu import operators
@@ -213,8 +212,7 @@ class CardArithmetic(GpuArithmetic):
         """What this rank holds on its card and has done; see `batch.Ranked`."""
         return ({
             "weight_bytes": self._shard.bytes, "kv_bytes": self._shard.kv_bytes, "steps": self.steps,
-            "pid": os.getpid(), "threads_seen": self.kernels.threads_seen(), "cores": len(os.sched_getaffinity(0)),
-            "peak_memory_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            **process_counts(self.kernels),
         },)  # fmt: skip
 
 

@@ -44,15 +44,10 @@ class HostExchange:
         self._machine.upload(everyone, self.collect(mine, words))
 
     def collect(self, mine: int, words: int) -> Float32:
-        return self._group.gather(self._take(mine, words))
+        return self._group.gather(_take(self._machine, mine, words))
 
     def add(self, values: int, words: int) -> None:
-        self._machine.upload(values, self._group.all_reduce(self._take(values, words)))
-
-    def _take(self, address: int, words: int) -> Float32:
-        values = np.empty(words, np.float32)
-        self._machine.download(address, values)
-        return values
+        self._machine.upload(values, self._group.all_reduce(_take(self._machine, values, words)))
 
 
 class CardExchange:
@@ -66,9 +61,7 @@ class CardExchange:
         self._group.gather_into(self._view(everyone, self._group.ranks * words), self._view(mine, words))
 
     def collect(self, mine: int, words: int) -> Float32:
-        values = np.empty(words, np.float32)
-        self._machine.download(mine, values)
-        return self._group.gather(values)
+        return self._group.gather(_take(self._machine, mine, words))
 
     def add(self, values: int, words: int) -> None:
         self._machine.synchronize()
@@ -76,6 +69,12 @@ class CardExchange:
 
     def _view(self, address: int, words: int) -> torch.Tensor:
         return self._group.view(address, words)
+
+
+def _take(machine: Machine, address: int, words: int) -> Float32:
+    values = np.empty(words, np.float32)
+    machine.download(address, values)
+    return values
 
 
 def open_exchange(machine: Machine, group: Group) -> Exchange:

@@ -134,17 +134,16 @@ class Binding:
 
     def __init__(self, ranks: int, threads: int) -> None:
         """Deals cores out to all ranks, and binds nobody yet."""
-        usable = Binding._usable if Binding._bound else usable_cores()
+        if not Binding._bound:
+            Binding._usable = usable_cores()
         taken = {core for binding in Binding._bound for cores in binding.cores for core in cores}
-        self._all = usable
-        free = [core for core in usable if core not in taken]
+        free = [core for core in Binding._usable if core not in taken]
         self.cores: tuple[tuple[int, ...], ...] = deal_cores(free, ranks, threads)
         self.words = OWN if self.cores[0] else SHARED
 
     def bind(self) -> None:
         """Binds this process to the first rank's cores, beside those of other bindings."""
         if self.cores[0]:
-            Binding._usable = self._all
             Binding._bound.append(self)
             Binding._settle()
 
