@@ -44,6 +44,7 @@ TAIL_LINES = 40
 GRACE_S = 20.0
 POLL_S = 2.0
 CASE_S = 300  # for one case, and for one start
+ONE_HOST = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # no network is needed, and none is looked for
 START = time.monotonic()
 
 
@@ -122,7 +123,7 @@ class Part:
                    "--model", PARTS[self.name], "--out", str(self.folder), "--overwrite",
                    "--deadline", str(CASE_S)]  # fmt: skip
         paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        environment = {**ONE_HOST, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         say("starting", self.name, f"({len(self.plan.pairs)} cells, {self.plan.counts['lifetimes']} engine processes)")
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.out / f"{self.name}-verdicts.jsonl").unlink(missing_ok=True)

@@ -6,6 +6,7 @@ else; nothing is left to a default that depends on free memory or on `generation
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from typing import cast
@@ -160,6 +161,7 @@ def environment(values: Mapping[str, Scalar]) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         **({"TORCHDYNAMO_DISABLE": "1"} if values["enforce_eager"] and not values["compile_helpers"] else {}),
         **({"VLLM_USE_V2_MODEL_RUNNER": runner} if runner else {}),
+        **({} if importlib.util.find_spec("flashinfer") else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}),  # 1 imports it
     }
 
 

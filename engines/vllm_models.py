@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines import hf_folders
+from engines.frozen_tokenizer import FrozenIds
 from harness.engine import Field, ModelFacts, ModelInfo, Tokenizer
 from harness.errors import ModelError
 from harness.fingerprint.model_files import model_fields
@@ -88,10 +89,13 @@ def model_facts(model: str) -> ModelFacts:
 
 def open_tokenizer(model: str) -> Tokenizer:
     """The model's tokenizer; random weights give ids no meaning, so SmolLM2's serves there. Raises ModelError."""
+    from engines.bundled.models import smollm2
     from engines.bundled.models.folder import FolderSource
     from engines.bundled_adapter import harness_errors
     from engines.bundled_tokenizer import HarnessTokenizer
 
+    if model == DUMMY and not smollm2.gguf_path().is_file():
+        return FrozenIds()
     folder = _folder(SMOLLM2 if model in NAMES else model)
     with harness_errors():
         return HarnessTokenizer(FolderSource(folder, model).tokenizer())

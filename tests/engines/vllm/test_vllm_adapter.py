@@ -168,6 +168,16 @@ def test_the_model_runner_is_vllms_choice_unless_named():
     assert variables(model_runner="v2")["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
+def test_flashinfers_sampler_is_off_only_where_flashinfer_is_missing(monkeypatch):
+    """vLLM 0.26 has it on by default and imports it at the start, whether it is there or not."""
+    real = importlib.util.find_spec
+    for spec, value in ((None, "0"), (real("json"), None)):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, spec=spec: spec if name == "flashinfer" else real(name)
+        )
+        assert variables().get("VLLM_USE_FLASHINFER_SAMPLER") == value
+
+
 def test_every_axis_exists_and_owns_its_own_setting():
     axes = ADAPTER.axes()
     assert set(axes) <= set(AXES)

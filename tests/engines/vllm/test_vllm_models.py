@@ -7,6 +7,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from engines import vllm_models
+from harness.corpus import load_corpus
+from harness.corpus.retokenise import retokenise
 from harness.errors import ModelError
 
 HEAD = 4  # columns of one head in the small model here
@@ -76,3 +78,16 @@ def test_what_is_no_model_is_refused_with_its_place(tmp_path, config, words):
 def test_a_name_that_is_nearly_right():
     with pytest.raises(ModelError, match="did you mean 'smollm2-padded'"):
         vllm_models.model_facts("smollm2-paded")
+
+
+def test_the_random_model_needs_no_files_for_corpora_frozen_with_smollm2s_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAMEBITS_CACHE", str(tmp_path))
+    tokenizer = vllm_models.open_tokenizer(vllm_models.DUMMY)
+    for name in ("brief", "ragged", "random"):
+        corpus = load_corpus(name)
+        assert retokenise(corpus, tokenizer) is corpus
+        assert corpus.tokenizer.vocab_size == tokenizer.vocab_size
+    assert tokenizer.decode([5, 7]) == "<5><7>"
+    for ask in (lambda: tokenizer.encode("text"), lambda: tokenizer.encode_chat([("user", "text")])):
+        with pytest.raises(ModelError, match=r"engines\.bundled\.models\.fetch"):
+            ask()
