@@ -16,12 +16,14 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from gpu_model import Sequences, engine_config, hashed_model, prompt, run_cases
+from gpu_stages import marked_kernels, stage_cycles
 
 from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.arithmetic.order import KEY_CHUNK, portable_order
@@ -39,6 +41,7 @@ from engines.bundled.models.tiny import TinySource
 
 DIGESTS = Path(__file__).with_name("gpu_digests.json")
 NUM_PAGES = 2400
+SECTIONS = frozenset({"operators", "models", "softmax", "steps", "linear", "kernels"})
 THREADS = min(16, len(os.sched_getaffinity(0)))
 Results = dict[str, object]
 START = time.monotonic()
@@ -153,6 +156,104 @@ def time_steps(gpu: GpuArithmetic, others: dict[int, GpuArithmetic], model: Mode
     results["steps us"] = rows
 
 
+DECODES = ((1, 64), (1, 200), (1, 512), (1, 1900), (2, 64), (4, 64), (8, 64))  # rows, keys before the step
+VARIANTS = {"launches": False, "resident": True}  # two launches a layer, one launch for all layers
+
+
+def compare_decodes(gpu: GpuArithmetic, model: Model, brought: dict[str, str], results: Results) -> int:
+    """The ways to run fused decode: bits of every case of the whole model, and times with the variants interleaved.
+
+    Returns the number of cases whose logits differ from the digests computed on a CPU.
+    """
+    say("resident decode on this card:", gpu.has_resident)
+    wrong, variants = int(not gpu.has_resident), [v for v in VARIANTS if gpu.has_resident or not VARIANTS[v]]
+    table: dict[str, dict[str, float]] = {}
+    results["decode variants us"] = table
+    time_variants(gpu, variants, DECODES[:1], table)
+    if gpu.has_resident:
+        time_layers(gpu, model, results)
+    for variant in variants:
+        gpu.use_resident = VARIANTS[variant]
+        check_arithmetic(gpu)
+        say("self-check passed,", variant)
+    for variant in variants:
+        gpu.use_resident = VARIANTS[variant]
+        wrong += compare_rows(gpu)
+        wrong += check_model("smollm2-shaped", gpu, brought, brought, results, variant)
+        gpu.use_graphs = False
+        wrong += check_model("smollm2-shaped", gpu, brought, brought, results, f"{variant}, without graphs")
+        gpu.use_graphs = True
+    time_variants(gpu, variants, DECODES[1:], table)
+    gpu.use_resident = False
+    return wrong
+
+
+def compare_rows(gpu: GpuArithmetic) -> int:
+    """Decode steps of 1 to 8 rows after prefills of several lengths, fused against separate; cases that differ."""
+    wrong, cases, before = 0, 0, gpu.fused_steps
+    for rows in range(1, 9):
+        for start in (3, 100, 127, 200, 255, 300):
+            sequences, which = Sequences(rows, start + rows + 2, NUM_PAGES), list(range(rows))
+            lengths = [start - i if start > 8 else start for i in which]
+            gpu.forward(sequences.step(which, [prompt(gpu.model, i, lengths[i]) for i in which], everything=False))
+            for _ in range(2):
+                step = sequences.step(which, [prompt(gpu.model, 50 + i, 1) for i in which], everything=False)
+                fused = gpu.forward(step)
+                gpu.use_fused = False
+                separate = gpu.forward(step)
+                gpu.use_fused = True
+                cases += 1
+                wrong += not np.array_equal(fused.view(np.int32), separate.view(np.int32))
+    say("decode of 1 to 8 rows:", cases, "cases,", wrong, "differing; fused:", gpu.fused_steps - before)
+    return wrong
+
+
+def time_variants(
+    gpu: GpuArithmetic, variants: list[str], cases: tuple[tuple[int, int], ...], table: dict[str, dict[str, float]]
+) -> None:
+    """Median microseconds of decode steps of `rows` at a context, five rounds of 40 replays each."""
+    for rows, start in cases:
+        times: dict[str, list[float]] = {variant: [] for variant in variants}
+        for _ in range(5):
+            for variant in variants:
+                gpu.use_resident = VARIANTS[variant]
+                times[variant].append(step_time(gpu, rows, 1, start, True, 40))
+        table[f"{rows} at {start}"] = {variant: round(statistics.median(found), 1) for variant, found in times.items()}
+        say(f"decode {rows} at {start}, us:", table[f"{rows} at {start}"])
+
+
+def time_layers(gpu: GpuArithmetic, model: Model, results: Results) -> None:
+    """Where a resident step of one row at 64 goes: by the number of layers, and what follows the layers alone."""
+    machine, order, gpu.use_resident = gpu.machine, portable_order(gpu.model), True
+    assert isinstance(machine, CudaMachine)
+    sequences, layers = Sequences(1, 65, NUM_PAGES), model.config.num_hidden_layers
+    sequences.length[:] = 64
+    step = lay_out(sequences.step([0], [[7]], everything=False), gpu.shape, gpu.pitch, order.key_chunk)
+    machine.upload(gpu.room(step, order).inputs, step.words)
+    launches, found = gpu.launches(step, order, is_fused=True), {}
+    parts = {
+        f"{n} layers": [replace(launches[0], arguments={**launches[0].arguments, "count": n})]
+        for n in sorted({2, layers})
+    }
+    for name, some in {**parts, "head": launches[1:]}.items():
+        recording = machine.record(some)
+        machine.measure(recording, 3)
+        found[name] = round(statistics.median(machine.measure(recording, 40)), 1)
+        recording.close()
+    results["resident parts us"] = found
+    say("resident step by parts, us:", found)
+    with marked_kernels():
+        marked = open_gpu(model, (gpu.shape.cluster,))
+    marked.use_resident = True
+    marked.machine.upload(marked.room(step, order).inputs, step.words)
+    assert isinstance(marked.machine, CudaMachine)
+    launch = marked.launches(step, order, is_fused=True)[0]
+    cycles = stage_cycles(marked.machine, launch, marked.shape, layers)
+    results["resident stages, cycles"] = cycles
+    for kind, table in cycles.items():
+        say("cycles a layer,", kind, table)
+
+
 def sweep_linear(gpu: GpuArithmetic, results: Results) -> None:
     """Every kernel and split for the model's linear layers: microseconds, and torch's."""
     import torch
@@ -259,9 +360,8 @@ def host_facts() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write-digests", action="store_true", help="compute gpu_digests.json on this CPU and stop")
-    parser.add_argument(
-        "--skip", nargs="*", default=[], help="sections to leave out: operators models softmax steps linear kernels"
-    )
+    parser.add_argument("--skip", nargs="*", default=[], help=f"sections to leave out: {' '.join(sorted(SECTIONS))}")
+    parser.add_argument("--sections", nargs="*", help="only these; decode-ab alone is in no other run")
     parser.add_argument("--out", type=Path, help="where to write everything as JSON")
     options = parser.parse_args()
     wanted = models()
@@ -271,7 +371,22 @@ def main() -> int:
     if reason := why_not():
         print(f"UNSUPPORTED: {reason}")
         return 3
-    return measure(wanted, frozenset(options.skip), options.out)
+    if options.sections == ["decode-ab"]:
+        return measure_decodes(wanted["smollm2-shaped"], options.out)
+    sections = frozenset(options.sections) if options.sections is not None else SECTIONS
+    return measure(wanted, (SECTIONS - sections) | frozenset(options.skip), options.out)
+
+
+def measure_decodes(model: Model, out: Path | None) -> int:
+    """Only the ways to run fused decode."""
+    results: Results = {"host": host_facts()}
+    gpu = open_gpu(model, (8,))
+    say("opened", gpu.describe())
+    wrong = compare_decodes(gpu, model, json.loads(DIGESTS.read_text()), results)
+    if out:
+        out.write_text(json.dumps(results, indent=1, default=str))
+    say("bits differ" if wrong else "not one bit differs")
+    return int(wrong > 0)
 
 
 def measure(wanted: dict[str, Model], skip: frozenset[str], out: Path | None) -> int:

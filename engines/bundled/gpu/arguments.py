@@ -20,6 +20,10 @@ _DECODE = (
     "values:p table:p sequence:p position:p maxima:p sums:p outputs:p done:p previous:p stale:p other:p "
     "M:i pages:i expected:i eps:f scale:f"
 )
+_RESIDENT = (
+    "layers:p embedding:p token:p cos_sin:p table:p sequence:p position:p begin:p middle:p attended:p gated:p "
+    "gain:p row:p out:p epoch:p count:i pages:i M:i rows:i eps:f scale:f"
+)
 _EXPERT = "x:p weight:p out:p expert:p tile_expert:p tile_pair:p N:i K:i width:i share:i fan:i stride:i"
 _ROPE = "qkv:p cos_sin:p keys:p values:p table:p sequence:p position:p pages:i"
 FIELDS: dict[str, str] = {
@@ -45,6 +49,7 @@ FIELDS: dict[str, str] = {
 }
 FUSED_FIELDS: dict[str, str] = {
     **{f"decode_{part}_{rows}": _DECODE for part in ("attention", "mlp") for rows in (1, 8)},
+    **{f"decode_resident_{reach}": _RESIDENT for reach in ("near", "far", "2", "4", "8")},
     "decode_finish": "base:p parts:p gain:p row:p out:p M:i eps:f",
 }
 

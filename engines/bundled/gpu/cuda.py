@@ -74,8 +74,8 @@ class CudaMachine:
         self.launches = 0
         self._held: list[int] = []
         self.recordings: list[CudaRecording] = []
-        self._module, self.stream = Pointer(), Pointer()
-        d.call("cuModuleLoadData", ctypes.byref(self._module), compiled.cubin)
+        self.module, self.stream = Pointer(), Pointer()
+        d.call("cuModuleLoadData", ctypes.byref(self.module), compiled.cubin)
         d.call("cuStreamCreate", ctypes.byref(self.stream), 1)
         self._functions = {name: self._function(name) for name in self._names(shape)}
 
@@ -84,7 +84,7 @@ class CudaMachine:
 
     def _function(self, name: str) -> Pointer:
         function = Pointer()
-        self.driver.call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
+        self.driver.call("cuModuleGetFunction", ctypes.byref(function), self.module, name.encode())
         self.driver.call("cuFuncSetAttribute", function, cu.MAX_DYNAMIC_SHARED, self.shared_limit)
         if self.linked:
             self.driver.call("cuFuncSetAttribute", function, cu.NON_PORTABLE_CLUSTER, 1)
@@ -214,4 +214,4 @@ class CudaMachine:
         for address in self._held:
             self.driver.call("cuMemFree_v2", ctypes.c_uint64(address))
         self._held.clear()
-        self.driver.call("cuModuleUnload", self._module)
+        self.driver.call("cuModuleUnload", self.module)

@@ -201,9 +201,14 @@ def _back_units(shape: Shape, cluster: int) -> int:
     return -(-(shape.hidden // 8) // cluster)
 
 
+def padded_stream(shape: Shape) -> int:
+    """Floats of a row of x in shared memory."""
+    return hidden_chunks(shape) * (shape.width + 4)
+
+
 def _stream(shape: Shape, rows: int) -> int:
     """Floats of x in shared memory: one row, or sixteen."""
-    return (1 if rows == 1 else 2 * rows) * max(hidden_chunks(shape) * (shape.width + 4), shape.width + 4)
+    return (1 if rows == 1 else 2 * rows) * padded_stream(shape)
 
 
 def _attention_shared(shape: Shape, cluster: int, rows: int) -> int:

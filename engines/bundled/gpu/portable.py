@@ -15,7 +15,7 @@ from engines.bundled.arithmetic.order import DEFINITION, Order, portable_order
 from engines.bundled.arithmetic.rope import model_rope_table
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model, ModelConfig
-from engines.bundled.gpu import experts, fused, operators
+from engines.bundled.gpu import experts, fused, operators, resident
 from engines.bundled.gpu.experts import ExpertBuffers
 from engines.bundled.gpu.interface import Launch, Machine, Recording, Shape
 from engines.bundled.gpu.memory import KV_FRACTION
@@ -102,6 +102,10 @@ class GpuArithmetic:
         self._fused = fused.FusedBuffers(**addresses) if addresses else None
         if self._fused is not None:
             machine.upload(self._fused.counts, np.zeros(2 * c.num_hidden_layers, np.int32))
+        self.has_resident = self.use_fused and resident.fits(machine, shape, c.num_hidden_layers)
+        on_card = bool(machine.facts.get("gpu_linked", False))  # emulated, one launch is the slower way
+        self.use_resident = self.has_resident and on_card
+        self._resident = resident.new_buffers(machine, shape, self.weights) if self.has_resident else None
 
     def _load(self, model: Model, kv_floats: int) -> GpuWeights:
         """The weights on the device; one rank of several loads its part."""
@@ -134,7 +138,8 @@ class GpuArithmetic:
             for launch in self.launches(step, order, is_fused):
                 self.machine.launch(launch)
             return
-        shape_key = () if is_fused else (step.chunks, len(step.tiles), step.tiles if not step.single else ())
+        tiles = (step.chunks, len(step.tiles), step.tiles if not step.single else ())
+        shape_key = (self._reach(step),) if is_fused else tiles
         key = (is_fused, step.tokens, step.wanted, buffers.inputs, buffers.logits, order, shape_key)
         graph = self._graphs.get(key)
         if graph is None:
@@ -143,6 +148,17 @@ class GpuArithmetic:
             graph = self._graphs[key] = self.machine.record(self.launches(step, order, is_fused))
         graph.replay()
         self.graph_steps += 1
+
+    def _fused_in_words(self) -> str:
+        """How fused decode runs."""
+        if not self.use_fused:
+            return "none"
+        launches = "one launch" if self.use_resident else "two launches a layer"
+        return f"{launches}, clusters of {self.shape.cluster}"
+
+    def _reach(self, step: Step) -> str:
+        """Which resident kernel runs a fused step; empty: none."""
+        return resident.reach_of(step, self.shape) if self.use_resident else ""
 
     def _forget_graphs(self) -> None:
         for graph in self._graphs.values():
@@ -163,13 +179,14 @@ class GpuArithmetic:
             eps=self.model.rms_norm_eps,
             scale=score_scale(self.shape.dim),
         )
+        out, head = (b.normed, [self._head(step, order, b)]) if step.wanted else (0, [])
+        reach = self._reach(step)
+        if self._resident is not None and reach:
+            return [resident.launch(self.shape, self.weights, self._resident, inputs, step, out), *head]
         launches = fused.decode_launches(self.shape, self.weights, self._fused, inputs, step.tokens)
         if step.wanted:
-            launches.append(
-                fused.finish(self.shape, self.weights, self._fused, inputs, step.tokens, step.wanted, b.normed)
-            )
-            launches.append(self._head(step, order, b))
-        return launches
+            launches.append(fused.finish(self.shape, self.weights, self._fused, inputs, step.tokens, step.wanted, out))
+        return [*launches, *head]
 
     def _separate_launches(self, step: Step, order: Order, b: Buffers) -> list[Launch]:
         launches = [operators.embed(self.weights.embedding, b.inputs, b.hidden, step.tokens)]
@@ -360,7 +377,7 @@ class GpuArithmetic:
             "key_chunk": order.key_chunk if portable else "follows the step",
             "tuning": self._config.tuning,
             "kv_fraction": self._config.kv_fraction or KV_FRACTION,
-            "gpu_fused": f"clusters of {self.shape.cluster}" if self.use_fused else "none",
+            "gpu_fused": self._fused_in_words(),
             "gpu_graphs": f"steps of up to {GRAPH_TOKENS} tokens" if self.use_graphs else "none",
             **self.machine.facts,
         }

@@ -11,7 +11,10 @@ from pathlib import Path
 from engines.bundled.gpu.interface import Shape
 
 FOLDER = Path(__file__).with_name("kernels")
-FILES = ("machine.cu", "functions.cu", "rows.cu", "linear.cu", "attention.cu", "experts.cu", "decode.cu", "ranks.cu")
+FILES = (
+    "machine.cu", "functions.cu", "rows.cu", "linear.cu", "attention.cu", "experts.cu", "decode.cu", "resident.cu",
+    "resident_rows.cu", "ranks.cu",
+)  # fmt: skip
 EMULATION = FOLDER / "emulation.h"
 
 

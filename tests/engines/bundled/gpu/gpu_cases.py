@@ -85,3 +85,58 @@ def script() -> list[StepBatch]:
         batch([8], [1], [40], [], pages),  # nothing wanted
         batch([8], [1], [41], [0], pages),
     ]
+
+
+def resident_script() -> list[StepBatch]:
+    """Steps of one token on shuffled pages, alone at 1, at 4 to 6, around the end of near keys and of 1 to 3 chunks."""
+    pages = [np.random.default_rng(3).permutation(48)[:40].tolist()]
+
+    def decode(position: int) -> StepBatch:
+        return batch(tokens(position, 1), [0], [position], [0], pages)
+
+    def prefill(begin: int, end: int) -> StepBatch:
+        return batch(tokens(begin, end - begin), [0] * (end - begin), list(range(begin, end)), [end - begin - 1], pages)
+
+    return [
+        decode(0), prefill(1, 4), decode(4), decode(5), decode(6), prefill(7, 67), prefill(67, 127), decode(127),
+        decode(128), *(prefill(begin, begin + 60) for begin in range(129, 489, 60)), decode(489), prefill(490, 550),
+        decode(550),
+    ]  # fmt: skip
+
+
+LENGTHS = (270, 135, 5, 1, 17, 3, 20, 9, 2)  # of the sequences of `rows_script`, before it decodes
+
+
+def rows_script(cluster: int) -> list[StepBatch]:
+    """Steps of 2 to 8 rows, each the newest of its sequence, with at most `cluster` chunks of keys, and prefills."""
+    order, used, pages = np.random.default_rng(4).permutation(64), 0, []
+    for length in LENGTHS:
+        pages.append(order[used : used + length // 16 + 2].tolist())
+        used += len(pages[-1])
+    table = [row + [0] * (max(map(len, pages)) - len(row)) for row in pages]
+    lengths, steps = list(LENGTHS), []
+    for s, length in enumerate(LENGTHS):
+        for begin in range(0, length, 60):
+            count = min(60, length - begin)
+            steps.append(
+                batch(tokens(begin + s, count), [0] * count, list(range(begin, begin + count)), [], [table[s]])
+            )
+    for which in (
+        [0, 1],
+        [2, 0, 1],
+        [1, 2, 3],
+        [1, 2, 3, 4],
+        [8, 7, 6, 5, 4],
+        [0, 1, 2, 3, 4, 5, 6],
+        [8, 1, 2, 3, 4, 5, 6, 7],
+    ):
+        if sum(lengths[s] // 256 + 1 for s in which) > cluster:
+            continue
+        rows, wanted = len(which), list(range(len(which)))[:: 1 if len(which) % 2 == 0 else -1]
+        ids, position = tokens(rows, rows), [lengths[s] for s in which]
+        steps.append(
+            batch(ids, list(range(rows)), position, wanted[:4] if rows == 5 else wanted, [table[s] for s in which])
+        )
+        for s in which:
+            lengths[s] += 1
+    return steps

@@ -12,7 +12,7 @@ from engines.bundled import twin
 from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.config import RopeScaling
 from engines.bundled.errors import NotSupported
-from engines.bundled.gpu import device_index, fused
+from engines.bundled.gpu import device_index, fused, resident
 from engines.bundled.gpu.interface import GpuMemoryError
 from engines.bundled.gpu.memory import KV_FRACTION, page_bytes, pages_in
 from engines.bundled.gpu.operators import check_shape
@@ -36,6 +36,47 @@ def test_every_step_of_a_script_has_the_bits_of_the_cpu(cluster, reversed_order)
     assert compared == 512 * 22
     assert (gpu.fused_steps >= 5) == (cluster > 0)
     assert gpu.graph_steps == gpu.steps
+
+
+@pytest.mark.parametrize(("cluster", "reversed_order"), [(8, False), (4, True)])
+def test_resident_steps_have_the_bits_of_the_cpu(cluster, reversed_order):
+    """All layers of a decode step in one launch whose blocks run together: near keys, two chunks of keys, biases."""
+    for model in (gpu_cases.tiny(), gpu_cases.family(qkv_bias=True, architecture="Qwen2ForCausalLM")):
+        cpu = open_arithmetic(model, gpu_cases.config())
+        gpu = gpu_cases.emulated(model, cluster=cluster, reversed_order=reversed_order)
+        assert gpu.has_resident
+        gpu.use_resident = True
+        for i, step in enumerate(gpu_cases.resident_script()):
+            assert differing(cpu.forward(step), gpu.forward(step)) == 0, f"step {i}"
+        launched = [name for name in gpu.machine.launched if "resident" in name]
+        assert launched == ["decode_resident_near"] * 5 + ["decode_resident_far"] * 3
+
+
+@pytest.mark.parametrize(("cluster", "reversed_order"), [(8, False), (4, True)])
+def test_resident_steps_of_several_rows_have_the_bits_of_the_cpu(cluster, reversed_order):
+    model = gpu_cases.family(qkv_bias=True, architecture="Qwen2ForCausalLM")
+    cpu = open_arithmetic(model, gpu_cases.config())
+    gpu = gpu_cases.emulated(model, cluster=cluster, reversed_order=reversed_order)
+    gpu.use_resident = True
+    for i, step in enumerate(gpu_cases.rows_script(cluster)):
+        assert differing(cpu.forward(step), gpu.forward(step)) == 0, f"step {i}"
+    launched = [name.removeprefix("decode_resident_") for name in gpu.machine.launched if "resident" in name]
+    assert launched == ["near", "2", "4", "4", "4", *(["8"] * 3 if cluster == 8 else [])]
+
+
+def test_resident_steps_need_room_for_all_their_blocks():
+    gpu = gpu_cases.emulated(gpu_cases.tiny())
+    blocks = resident.probe(gpu.shape).grid[0]
+
+    class Small:
+        def clusters_that_fit(self, launch):
+            return blocks // gpu.shape.cluster - 1
+
+    assert resident.fits(gpu.machine, gpu.shape, 2)
+    assert not resident.fits(Small(), gpu.shape, 2)
+    assert not resident.fits(gpu.machine, gpu.shape, 1)
+    assert not resident.fits(gpu.machine, replace(gpu.shape, cluster=0), 2)
+    assert not resident.fits(gpu.machine, replace(gpu.shape, cluster=16), 2)  # eight of them would have no columns
 
 
 FAMILIES = {
@@ -121,15 +162,22 @@ def test_a_prompt_has_the_bits_of_the_twin():
     assert differing(twin.forward(model, ids), gpu_cases.emulated(model).forward(step)) == 0
 
 
-def test_subnormal_activations_keep_their_bits():
+@pytest.mark.parametrize("use_resident", [False, True])
+def test_subnormal_activations_keep_their_bits(use_resident):
     model = gpu_cases.tiny()
     name = "model.embed_tokens.weight"
-    small = replace(model, weights={**model.weights, name: model.weights[name] * np.float32(2.0**-130)})
+    table = model.weights[name]
+    tensors = {**model.weights, name: table * np.float32(2.0**-130), "lm_head.weight": table}
+    small = replace(model, config=replace(model.config, tie_word_embeddings=False), weights=tensors)
     assert np.any(small.weights[name] != 0)
     assert np.all(np.abs(small.weights[name]) < 2.0**-126)
     cpu, gpu = open_arithmetic(small, gpu_cases.config()), gpu_cases.emulated(small)
+    gpu.use_resident = use_resident
     for step in gpu_cases.script()[:4]:
-        assert differing(cpu.forward(step), gpu.forward(step)) == 0
+        expected = cpu.forward(step)
+        assert np.all(np.abs(expected) < 2.0**-100)
+        assert np.any(expected != 0)
+        assert differing(expected, gpu.forward(step)) == 0
 
 
 def test_log_softmax_is_the_definition():
