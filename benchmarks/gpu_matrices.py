@@ -31,9 +31,10 @@ from engines.bundled.gpu import why_not
 from engines.bundled.models.catalogue import list_models
 
 ROOT = Path(__file__).resolve().parents[1]
-TOGETHER = 7  # parts at a time
+TOGETHER = 10  # parts at a time
 NEEDS_CARD = ("tests", "tensorcore", "gpu", "8b")  # a name that holds one of these
 GPU_CELLS = ("graphs-portable", "graphs-tensorcore", "caches-portable", "caches-tensorcore")
+SHARES = {"quick": 2, "scheduler": 4, "sampling": 3}  # parts that a matrix is dealt out in
 TESTS = ("tests/engines/bundled/gpu/test_gpu_device.py",)
 Report = dict[str, object]
 
@@ -82,41 +83,61 @@ def put(path: Path, text: str) -> None:
     draft.replace(path)
 
 
+def environment() -> dict[str, str]:
+    """Of a part's processes: modules are found here first, then where this process's environment says."""
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def samebits(runs: Path, name: str, matrices: Sequence[str], *options: str) -> tuple[str, ...]:
     """The command of one run."""
     where = ("--engine", "bundled", "--out", str(runs / name), "--quiet", "--deadline", "300")
     return (sys.executable, "-m", "harness.cli", "run", *matrices, *where, *options)
 
 
-def all_parts(runs: Path, device: str) -> list[Part]:
-    """The most telling first."""
+def all_parts(runs: Path, device: str, cells: Sequence[str] = ()) -> list[Part]:
+    """The most telling first. A part that is cut has no verdicts, so long matrices are several parts.
+
+    `cells`: only these of quick, scheduler and sampling.
+    """
     on, tiny = ("--set", f"device={device}"), ("--model", "tiny")
-    cells = tuple(word for cell in GPU_CELLS for word in ("--cell", cell))
-    tests = (sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *TESTS)
-    eight = ("8b-native", "8b-tensorcore")
-    parts = [
-        Part(name="tests", command=tests, limit=150),
-        *(
-            Part(name=f"{kind}-{name}", command=samebits(runs, f"{kind}-{name}", (name,), *tiny, *how), limit=500)
-            for name in ("quick", "scheduler", "sampling")
+    # Bits are asked for here, not what another release of torch or Triton announces: warnings are shown alone.
+    tests = (sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-W", "default", *TESTS)
+    quick, scheduler, sampling = (
+        [
+            Part(name=part, command=samebits(runs, part, (name,), *tiny, *how, *named(some)), limit=450)
             for kind, how in (("portable", on), ("tensorcore", ("--mode", "tensorcore")))
-        ),
-        Part(name="gpu", command=samebits(runs, "gpu", ("gpu",), *tiny, *cells), limit=400),
-        *(
-            Part(
-                name=name, command=samebits(runs, name, ("gpu",), *tiny, "--cell", f"{name}-alone-vs-batch"), limit=300
-            )
-            for name in eight
-        ),
+            for number, some in enumerate(shares(name, count, cells), 1)
+            for part in [f"{kind}-{name}-{number}"]
+        ]
+        for name, count in SHARES.items()
+    )
+    eight = [
+        (name, ("gpu",), (*tiny, *named([f"{name}-alone-vs-batch"])), 450) for name in ("8b-native", "8b-tensorcore")
     ]
+    big: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = []
     if any(listing.name == "smollm2" and listing.available for listing in list_models()):
-        big = ("--model", "smollm2")
-        parts += [
-            Part(name="smollm2", command=samebits(runs, "smollm2", ("quick",), *big, *on), limit=400),
-            Part(name="smollm2-tensorcore", command=samebits(runs, "smollm2-tensorcore", ("quick",), *big, "--mode",
-                                                             "tensorcore"), limit=400),
-        ]  # fmt: skip
+        big = [
+            ("smollm2", ("quick",), ("--model", "smollm2", *on), 450),
+            ("smollm2-tensorcore", ("quick",), ("--model", "smollm2", "--mode", "tensorcore"), 450),
+        ]
+    gpu = ("gpu", ("gpu",), (*tiny, *named(GPU_CELLS)), 450)
+    single = [Part(name=name, command=samebits(runs, name, matrix, *how), limit=limit)
+              for name, matrix, how, limit in (*eight, gpu, *big)]  # fmt: skip
+    parts = [Part(name="tests", command=tests, limit=240), *single, *quick, *scheduler, *sampling]
     return [part for part in parts if device == "cuda" or not any(word in part.name for word in NEEDS_CARD)]
+
+
+def named(cells: Sequence[str]) -> tuple[str, ...]:
+    """The words that choose them."""
+    return tuple(word for cell in cells for word in ("--cell", cell))
+
+
+def shares(matrix: str, count: int, cells: Sequence[str]) -> list[list[str]]:
+    """The cells of a matrix, or those of them that are in `cells`, dealt out in `count` lists or fewer."""
+    found = sorted(path.stem for path in (ROOT / "cells" / matrix).glob("*.toml") if path.stem != "matrix")
+    kept = [cell for cell in found if not cells or cell in cells]
+    return [kept[i::count] for i in range(count) if kept[i::count]]
 
 
 def run_part(part: Part, ledger: Ledger, runs: Path, end: float) -> None:
@@ -132,7 +153,7 @@ def run_part(part: Part, ledger: Ledger, runs: Path, end: float) -> None:
     with log.open("wb") as stream:
         process = subprocess.Popen(
             part.command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment(),
         )  # fmt: skip
         state.state = "cut" if not wait(process, min(begin + part.limit, end), part, ledger, runs) else "done"
     state.exit_code, state.seconds = process.returncode, round(time.monotonic() - begin, 1)
@@ -194,7 +215,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "emulated", "cpu"), default="cuda")
     parser.add_argument("--parts", nargs="+", default=[], help="only these")
     parser.add_argument("--together", type=int, default=TOGETHER)
-    parser.add_argument("--cells", nargs="+", default=[], help="only these cells of each part's run")
+    parser.add_argument("--cells", nargs="+", default=[], help="only these of quick, scheduler and sampling")
     parser.add_argument("--keep", type=Path, help="where the runs' own folders stay; a temporary folder otherwise")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
@@ -204,14 +225,11 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     runs = options.keep or Path(tempfile.mkdtemp(prefix="samebits-matrices-"))
     runs.mkdir(parents=True, exist_ok=True)
-    parts = all_parts(runs, options.device)
+    parts = all_parts(runs, options.device, options.cells)
     unknown = sorted(set(options.parts) - {part.name for part in parts})
     if unknown:
         parser.error(f"--parts: there is no {unknown[0]!r} here; there are {', '.join(part.name for part in parts)}")
     chosen = [part for part in parts if not options.parts or part.name in options.parts]
-    more = tuple(word for cell in options.cells for word in ("--cell", cell))
-    chosen = [part if part.name == "tests" else Part(name=part.name, command=part.command + more, limit=part.limit)
-              for part in chosen]  # fmt: skip
     ledger = Ledger(options.out, chosen)
     with ThreadPoolExecutor(options.together) as pool:
         done = [pool.submit(run_part, part, ledger, runs, end) for part in chosen]

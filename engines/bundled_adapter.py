@@ -46,6 +46,7 @@ _ARITHMETIC_FIELDS = (
     *_KERNEL_FIELDS,
     "arithmetic.*",
 )
+_TESTED_FIELDS = ("resolved.gpu_linear_test", "resolved.gpu_tree_test")  # how many products start-up tests compared
 _CORE_FIELDS = ("resolved.rank_cores", "cpu.usable")  # ranks are bound to cores where there are enough of them
 _RANK_FIELDS = (
     "resolved.tensor_parallel_size",
@@ -57,8 +58,13 @@ _RANK_FIELDS = (
     "resolved.gpu_fused",  # ranks on GPUs meet between operators
     "resolved.gpu_kernels_digest",  # compiled for what the first rank holds
     "arithmetic.torch",  # carries the collectives
+    "resolved.gpu_graphs",  # ranks launch call by call
+    "resolved.gpu_linear",  # chosen on the first rank's shapes
+    "resolved.gpu_tree",
+    "resolved.gpu_forms_test",
+    "resolved.gpu_reports",  # ranks report from the host
+    *_TESTED_FIELDS,
 )
-_TESTED_FIELDS = ("resolved.gpu_linear_test",)  # how many products the start-up test of cuBLASLt compared
 _AXES: dict[str, tuple[str, ...]] = {
     "batch": (),
     "companions": (),
@@ -75,7 +81,7 @@ _AXES: dict[str, tuple[str, ...]] = {
         "resolved.max_num_batched_tokens",
         *_TESTED_FIELDS,
     ),
-    "page_size": ("config.page_size", "resolved.page_size", "resolved.num_pages"),
+    "page_size": ("config.page_size", "resolved.page_size", "resolved.num_pages", "resolved.gpu_kernels_digest"),
     "num_pages": ("config.num_pages", "resolved.num_pages"),
     "policy": ("config.policy", "resolved.policy"),
     "priority_preempts": ("config.priority_preempts", "resolved.priority_preempts"),
@@ -157,6 +163,9 @@ class BundledAdapter:
                     meaning="on a GPU every kernel is launched by itself, without recorded graphs"),
             Setting(name="expert_parallel_size", default=1, minimum=1,
                     meaning="processes that share the experts of a mixture"),
+            Setting(name="k_order", default="chain", choices=("chain", "tree"),
+                    meaning="in arithmetic tensorcore: how attention output and down projection are summed: in one "
+                            "chain, or in chunks added by a tree, as any number of ranks would"),
             Setting(name="kernel_caches", default="kept", choices=("kept", "fresh"),
                     meaning="compiled kernels of earlier processes are used; fresh: all are compiled anew, in a folder "
                             "that goes with the process"),

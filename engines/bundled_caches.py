@@ -56,5 +56,6 @@ def held() -> str:
     """How many compiled files the caches of this process hold, by kind; EMPTY for none."""
     triton = Path(os.environ.get(TRITON_VARIABLE) or Path.home() / ".triton" / "cache")
     places = {"kernels": cache_folder(), "triton": triton}
-    counts = {name: sum(path.is_file() for path in place.rglob("*")) for name, place in places.items()}
+    # Other processes may take their temporary folders away meanwhile: a walk passes over those.
+    counts = {name: sum(len(files) for _, _, files in os.walk(place)) for name, place in places.items()}
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or EMPTY

@@ -6,6 +6,7 @@ left out; a cache that is not there is *empty*, which is a value; places follow 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from harness.fingerprint.reading import Unknown, read_field
 
 EMPTY = "empty"
 MOST_FILES = 20_000
-_PASSING = re.compile(r"\.(lock|tmp|part|pid)$|(^|/)(tmp|\.)[^/]*$")
+_PASSING = re.compile(r"\.(lock|tmp|part|pid)$|(^|/)(tmp|\.)[^/]*$|(^|/)tmp\.pid_")  # the last: Triton's folders
 
 
 class Cache(NamedTuple):
@@ -60,7 +61,8 @@ def _reader(cache: Cache, environ: Mapping[str, str], home: Path | None, digests
         folder = Path(named).expanduser() if named else (home or Path()) / cache.home
         if not folder.is_dir():
             return EMPTY
-        files = [(path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file()]
+        paths = sorted(Path(place) / name for place, _, names in os.walk(folder) for name in names)
+        files = [(path.relative_to(folder).as_posix(), path) for path in paths if path.is_file()]
         kept = [(name, path) for name, path in files if not _PASSING.search(name)]
         if len(kept) > MOST_FILES:
             raise Unknown(f"it holds {len(kept)} files, more than {MOST_FILES}")

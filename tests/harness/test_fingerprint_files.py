@@ -129,6 +129,8 @@ def test_caches_are_digested_by_contents_and_empty_is_a_value(tmp_path, digests)
     tuned = by_name(cache_fields({}, home, digests()))
     assert str(tuned["cache.triton"]).startswith("sha256:")
     (home / ".triton" / "cache" / "k" / "y.lock").write_text("")
+    (home / ".triton" / "cache" / "k" / "tmp.pid_7_abc").mkdir()  # where Triton writes what it moves to its place
+    (home / ".triton" / "cache" / "k" / "tmp.pid_7_abc" / "kernel.cubin").write_text("half")
     assert by_name(cache_fields({}, home, digests())) == tuned
     (home / ".triton" / "cache" / "k" / "best.autotune.json").write_text(json.dumps({"BLOCK": 64}))
     assert by_name(cache_fields({}, home, digests()))["cache.triton"] != tuned["cache.triton"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from engines.bundled.arithmetic.order import Order, portable_order
 from engines.bundled.config import Float32, ModelConfig
 from engines.bundled.gpu import operators
@@ -33,11 +35,16 @@ class ExpertWeights:
 def expert_pair(
     ops: Operators, kernels: Kernels, model: ModelConfig, rows: int, kind: Kind, order: Order | None = None
 ) -> Pair:
-    """`rows` tokens through a layer of a few experts of the model's hidden size; two tokens are the same."""
+    """`rows` tokens through a layer of a few experts of the model's hidden size; two tokens are the same.
+
+    Weights of `wide` data are made smaller by 2^48, so that gate times up stays finite: what comes of a NaN is not
+    defined.
+    """
     small = shrink(model)
     weights = ExpertWeights(
         router=hashed((small.num_experts, small.hidden_size), 31, kind),
-        gate_up=hashed((small.num_experts, 2 * small.moe_intermediate_size, small.hidden_size), 32, kind),
+        gate_up=hashed((small.num_experts, 2 * small.moe_intermediate_size, small.hidden_size), 32, kind)
+        * np.float32(2.0**-48 if kind == "wide" else 1.0),
         down=hashed((small.num_experts, small.hidden_size, small.moe_intermediate_size), 33, kind),
     )
     weights.router[-1] = weights.router[0]  # a tie between two experts for every token

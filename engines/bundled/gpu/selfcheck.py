@@ -41,6 +41,8 @@ def check_arithmetic(arithmetic: GpuArithmetic) -> None:
                 f"self-check: {pair.name} differs from the CPU's kernels in {pair.differing} of {pair.cpu.size} "
                 "elements; this card, driver or compiler does not compute the written definition; use device=cpu"
             )
+        if np.isnan(pair.cpu).any():
+            raise GpuError(f"self-check: {pair.name} is NaN on the CPU; what bits a NaN has is not defined")
     check_fused(arithmetic)
 
 
@@ -92,7 +94,7 @@ def check_fused(arithmetic: GpuArithmetic) -> None:
     shape = arithmetic.shape
     if not arithmetic.use_fused:
         return
-    for rows in (1, min(3, arithmetic.pool_pages)):
+    for rows in sorted({min(rows, arithmetic.pool_pages) for rows in (1, 2, 3, 5)}):  # one for each kernel
         logits = [_decode(arithmetic, rows, use) for use in (False, True)]
         differing = np.count_nonzero(logits[0].view(np.int32) != logits[1].view(np.int32))
         if differing:

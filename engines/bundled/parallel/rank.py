@@ -31,6 +31,7 @@ from engines.bundled.parallel.shard import ShardArithmetic
 from engines.bundled.parallel.wire import CollectiveError, Lines, empty_step, unflatten, write_line
 
 if TYPE_CHECKING:
+    from engines.bundled.gpu.tensorcore.rank import RankArithmetic, TensorCoreCard
     from engines.bundled.parallel.card import CardArithmetic
     from engines.bundled.parallel.card_start import Card
     from engines.bundled.parallel.group import Group
@@ -48,7 +49,7 @@ class Prepared:
     kernels: Kernels
     rank: int
     parts: tuple[Part, ...]
-    card: Card | None  # None: it computes on the CPU
+    card: Card | TensorCoreCard | None  # None: it computes on the CPU
 
     @property
     def facts(self) -> dict[str, str | int]:
@@ -65,7 +66,7 @@ class Prepared:
             **(self.card.facts if self.card else {"device": "cpu"}),
         }
 
-    def join(self, group: Group) -> ShardArithmetic | CardArithmetic:
+    def join(self, group: Group) -> ShardArithmetic | CardArithmetic | RankArithmetic:
         """Packs the shard and becomes part of the group's arithmetic. Raises NotSupported, GpuMemoryError."""
         if self.card is not None:
             return self.card.join(self.model, self.config, self.kernels, self.parts, group)
@@ -87,8 +88,12 @@ def prepare(model: Model, config: EngineConfig, rank: int, device: str) -> Prepa
     """
     check_environment()
     parts = lay_out(model.config, tensor=config.tensor_parallel_size, expert=config.expert_parallel_size)
-    card = None
-    if device != "cpu":
+    card: Card | TensorCoreCard | None = None
+    if config.dtype == "bfloat16":
+        from engines.bundled.gpu.tensorcore.rank import open_tensorcore_card
+
+        card = open_tensorcore_card(model.config, config, rank)
+    elif device != "cpu":
         from engines.bundled.parallel.card_start import open_card
 
         card = open_card(model.config, config, parts[rank], device)

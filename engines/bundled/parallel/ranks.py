@@ -16,12 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO, ClassVar, cast
 
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, Float32, Model
 from engines.bundled.errors import NotSupported, RankError
+from engines.bundled.gpu import check_dtype
 from engines.bundled.parallel.cores import OWN, SHARED, deal_cores, pin, usable_cores
 from engines.bundled.parallel.layout import lay_out
 from engines.bundled.parallel.rank import BROKEN_OFF, START_S, Prepared, describe_library, prepare
@@ -42,7 +45,8 @@ class RankProcess:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-P", "-m", "engines.bundled.parallel.rank", str(write)], stdin=subprocess.PIPE,
-            stdout=self._log, stderr=self._log, pass_fds=(write,), env={**os.environ, **(environment or {})},
+            stdout=self._log, stderr=self._log, pass_fds=(write,),
+            env={**os.environ, "PYTHONPATH": _search_path(), **(environment or {})},
         )  # fmt: skip
         os.close(write)
         self._answers = os.fdopen(read, "rb", buffering=0)
@@ -225,9 +229,11 @@ class ParallelArithmetic:
         return (*self._local.counts(), *answers)
 
     def close(self) -> None:
-        """Ends the other ranks."""
-        self._end_others()
-        self._group.close()
+        """Ends the other ranks. All leave the group at the same time: over NCCL each waits there for the others."""
+        with ThreadPoolExecutor(1) as pool:
+            leaving = pool.submit(self._group.close)
+            self._end_others()
+            leaving.result()
 
     def _watch(self) -> None:
         ended = [other.name for other in self._others if other.wait(0) is not None]
@@ -269,10 +275,7 @@ def open_parallel(
         NotSupported: an arithmetic or sizes that cannot be run over several ranks.
         RankError: a rank cannot start, or differs from the first one; a port in use.
     """
-    if config.arithmetic not in ("portable", "free"):
-        raise NotSupported(f"arithmetic {config.arithmetic!r} over several ranks: portable and free can be split")
-    if config.dtype != "float32":
-        raise NotSupported(f"dtype {config.dtype} over several ranks: float32 can be split")
+    _check_split(config, device)
     sizes = config.tensor_parallel_size, config.expert_parallel_size
     if device != "cpu" and model.config.num_experts:
         raise NotSupported(f"device={device} over several ranks: experts are split on CPUs alone; use device=cpu")
@@ -302,6 +305,27 @@ def open_parallel(
             process.end()
         binding.undo()
         raise
+
+
+def _check_split(config: EngineConfig, device: str) -> None:
+    """Raises NotSupported for an arithmetic that is not split over ranks."""
+    if config.dtype == "bfloat16" and config.arithmetic in ("tensorcore", "free"):
+        check_dtype(config, device)
+        if config.k_order != "tree":
+            raise NotSupported("dtype bfloat16 over several ranks: sums follow the ranks; set k_order=tree")
+        if config.expert_parallel_size > 1:
+            raise NotSupported("dtype bfloat16 over several ranks: experts are not split; use float32")
+        return
+    if config.arithmetic not in ("portable", "free"):
+        raise NotSupported(f"arithmetic {config.arithmetic!r} over several ranks: portable and free can be split")
+    if config.dtype != "float32":
+        raise NotSupported(f"dtype {config.dtype} over several ranks: float32 can be split")
+
+
+def _search_path() -> str:
+    """PYTHONPATH by which another process finds this very package, last: also where it was not installed."""
+    paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).resolve().parents[3])]
+    return os.pathsep.join(dict.fromkeys(path for path in paths if path))
 
 
 def _check_match(process: RankProcess, mine: Mapping[str, str | int], theirs: object) -> None:

@@ -24,7 +24,7 @@ from engines.bundled.errors import NotSupported, RankError
 from engines.bundled.models.catalogue import open_source
 from engines.bundled.parallel import ranks
 from engines.bundled.parallel.cores import pin
-from engines.bundled.parallel.ranks import Binding, RankProcess, open_parallel
+from engines.bundled.parallel.ranks import Binding, ParallelArithmetic, RankProcess, open_parallel
 
 DENSE, MOE = (open_source(name).model() for name in ("tiny", "tiny-moe"))
 CONFIG = options(num_pages=40, page_size=16)
@@ -367,3 +367,39 @@ def test_ranks_share_cores_where_there_are_too_few(monkeypatch):
         assert equal(run(arithmetic), alone(DENSE)) == [True] * 3
     finally:
         arithmetic.close()
+
+
+def test_other_ranks_find_this_package_where_it_was_not_installed(monkeypatch):
+    """They run without the folder they are started in, and behind what the environment names."""
+    root = str(Path(ranks.__file__).resolve().parents[3])
+    monkeypatch.setenv("PYTHONPATH", f"/first{os.pathsep}/second")
+    assert ranks._search_path().split(os.pathsep) == ["/first", "/second", root]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}/second")
+    assert ranks._search_path().split(os.pathsep) == [root, "/second"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert ranks._search_path() == root
+
+
+class Waiting:
+    """The first rank's place in a group, and another rank, each of which ends when the other one leaves."""
+
+    def __init__(self):
+        self.gone, self.left = threading.Event(), threading.Event()
+        self.waited = []
+
+    def close(self):
+        self.left.set()
+        self.waited.append(self.gone.wait(10.0))
+
+    def end(self):
+        self.gone.set()
+        self.waited.append(self.left.wait(10.0))
+
+
+def test_all_ranks_leave_a_group_at_the_same_time():
+    """Over NCCL each waits there for the others, so neither side may come first."""
+    both = Waiting()
+    arithmetic = ParallelArithmetic.__new__(ParallelArithmetic)
+    arithmetic._others, arithmetic._group, arithmetic._binding = (both,), both, Binding(1, 1)
+    arithmetic.close()
+    assert both.waited == [True, True]

@@ -13,7 +13,10 @@ from engines.bundled.config import Float32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TorchPages:
-    """Keys or values of one layer: `pool` is (slots + 1, kv heads, dim), `size` slots are a page."""
+    """Keys or values of one layer: `pool` is (slots + 1, kv heads, dim), `size` slots are a page.
+
+    The pool is made in inference mode, which torch demands of whoever writes it, too.
+    """
 
     pool: torch.Tensor
     size: int
@@ -34,7 +37,8 @@ class TorchPages:
     def __setitem__(self, pages: Sequence[int], content: Float32) -> None:
         given = torch.from_numpy(np.ascontiguousarray(content)).to(self.pool.device, self.pool.dtype)
         turned = given.permute(0, 3, 1, 2) if self.is_keys else given.permute(0, 2, 1, 3)
-        self.pool[self._slots(pages)] = turned.reshape(-1, *self.pool.shape[1:])
+        with torch.inference_mode():
+            self.pool[self._slots(pages)] = turned.reshape(-1, *self.pool.shape[1:])
 
     def _slots(self, pages: Sequence[int]) -> torch.Tensor:
         first = torch.tensor(list(pages), device=self.pool.device) * self.size

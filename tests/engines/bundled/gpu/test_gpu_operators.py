@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engines.bundled import twin
-from engines.bundled.gpu import emulated, source
+from engines.bundled.gpu import emulated, selfcheck, source
 from engines.bundled.gpu.arguments import FIELDS, FUSED_FIELDS, pack_arguments
-from engines.bundled.gpu.cases import Operators, hashed
+from engines.bundled.gpu.cases import Operators, Pair, hashed
 from engines.bundled.gpu.emulated import EmulatedMachine
 from engines.bundled.gpu.interface import GpuError
 from engines.bundled.gpu.portable import shape_of
@@ -93,6 +93,22 @@ def test_the_start_up_check_finds_a_wrong_fused_step(monkeypatch):
 
 def test_the_start_up_check_passes_on_the_kernels_as_they_are():
     check_arithmetic(gpu_cases.emulated(gpu_cases.tiny()))
+
+
+def test_data_of_the_start_up_check_that_give_a_nan_are_refused(monkeypatch):
+    nothing = np.full(4, np.nan, np.float32)
+    monkeypatch.setattr(selfcheck, "operator_pairs", lambda *_: [Pair(name="sum", gpu=nothing, cpu=nothing)])
+    with pytest.raises(GpuError, match="self-check: sum is NaN on the CPU"):
+        check_arithmetic(gpu_cases.emulated(gpu_cases.tiny()))
+
+
+def test_experts_on_all_kinds_of_data_have_the_bits_of_the_cpu_and_no_nan():
+    model = gpu_cases.family(**EXPERTS).config
+    pairs = list(expert_pairs(EmulatedMachine(shape := shape_of(model, 16, 0)), shape, load("auto", "auto"), model))
+    assert len(pairs) == 6
+    for pair in pairs:
+        assert pair.differing == 0, pair.name
+        assert not np.isnan(pair.cpu).any(), pair.name
 
 
 def test_missing_and_unknown_arguments_are_named():

@@ -25,6 +25,7 @@ from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig
 from engines.bundled.errors import NotSupported
 from engines.bundled.gpu import check_dtype, open_gpu_arithmetic
+from engines.bundled.gpu.tensorcore.pages import TorchPages
 from engines.bundled.models.tiny import TinySource
 from engines.bundled_adapter import SPLIT_K_OFF, BundledAdapter
 from harness.choose import choose_plan
@@ -70,7 +71,18 @@ def test_models_the_kernels_are_not_for_are_refused(changes, reason):
     from engines.bundled.gpu.tensorcore.weights import check_family
 
     with pytest.raises(NotSupported, match=reason):
-        check_family(replace(MODEL.config, **changes))
+        check_family(replace(MODEL.config, **changes), CONFIG)
+
+
+def test_a_mixture_of_experts_is_not_summed_by_the_tree_and_other_orders_are_unknown():
+    from engines.bundled.gpu.tensorcore.weights import check_family
+
+    experts = replace(MODEL.config, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
+    with pytest.raises(NotSupported, match="k_order=tree: a mixture of experts"):
+        check_family(experts, replace(CONFIG, k_order="tree"))
+    check_family(experts, replace(CONFIG, k_order="tree", arithmetic="free"))  # the control has an order of its own
+    with pytest.raises(ValueError, match="k_order: expected one of chain, tree, got 'any'"):
+        check_family(MODEL.config, replace(CONFIG, k_order="any"))
 
 
 def test_the_mode_sets_device_and_dtype_and_the_process_variables():
@@ -176,7 +188,10 @@ def test_padded_arrays_hold_the_step_and_nothing_else():
     assert token == [*range(10, 17), *[0] * 9]
     assert position == [3, 4, 5, 6, 7, 8, 30, *[-1] * 9]
     assert sequence[:7] == [0] * 6 + [1]
-    assert [one for one in zip(first, count, owner, strict=True) if one[1]] == [(0, 4, 0), (4, 2, 0), (6, 1, 1)]
+    tiles = [one for one in zip(first, count, owner, strict=True) if one[1]]
+    assert tiles[:3] == [(0, 4, 0), (4, 2, 0), (6, 1, 1)]
+    assert tiles[3:] == [(7, 4, 0), (11, 4, 0), (15, 1, 0)]  # of padding
+    assert len(first) == 16 // 4 + 8 + 1
     assert wanted[:2] == [5, 6]
     assert pages[:6] == [2, 0, 0, 4, 5, 0]
 
@@ -190,8 +205,26 @@ def test_kernels_compile_without_contraction_in_attention(capability, matrix):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["linear_kernel"]["matrix"] == matrix
-    uncontracted = ("decode_chunk_kernel", "decode_merge_kernel", "prefill_kernel", "mix_kernel")
+    uncontracted = (
+        "decode_merge_kernel", "mix_kernel", "tree_linear_kernel", "tree_sum_kernel",
+    )  # fmt: skip
     assert all(found[name]["fma"] == 0 for name in uncontracted)
+    assert found["decode_kernel"]["fma"] == 16 * 64 // 128  # one per score and thread, as it is written
+    assert found["prefill_kernel"]["fma"] == 128 * 64 // 256
+    assert {found[name]["matrix"] for name in ("decode_kernel", "prefill_kernel")} == {"mma", matrix}
     assert found["expert_kernel"]["matrix"] != "none"
+    assert found["tree_linear_kernel"]["matrix"] == matrix
+    assert [found[name]["fma"] for name in ("chunk_sum_kernel", "log_sum_kernel")] == [48 * 9, 11]  # as written
+    assert found["chunk_sum_kernel"]["inexact"] == found["log_sum_kernel"]["inexact"] == 0
     assert all(one["atomics"] == 0 for one in found.values())
     assert found["prefill_kernel"]["shared"] < 100 * 1024
+
+
+def test_pages_made_in_inference_mode_are_written_and_read_back():
+    with torch.inference_mode():
+        pool = torch.zeros(4 * 8 + 1, 2, 3, dtype=torch.bfloat16)
+    for is_keys in (True, False):
+        pages = TorchPages(pool=pool, size=8, is_keys=is_keys)
+        content = np.arange(96, dtype=np.float32).reshape(2, *pages.shape[1:])
+        pages[[3, 1]] = content
+        assert np.array_equal(pages[[1, 3]], content[::-1])
