@@ -18,15 +18,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 from gpu_model import SMOLLM2
 from gpu_workloads import PAGE, QWEN3_8B, ROWS, SEATS, STEP_TOKENS, census, mixed_prompts, random_prompt
 
+from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, ModelConfig
 from engines.bundled.gpu.tensorcore.forward import TensorCoreArithmetic
 from engines.bundled.gpu.tensorcore.generate import Generator, Job
+from engines.bundled.gpu.tensorcore.parallel import EmulatedRanks, join_sums
+from engines.bundled.gpu.tensorcore.softmax import summarise
 from engines.bundled.gpu.tensorcore.start import open_source
-from engines.bundled.gpu.tensorcore.weights import checksum, random_normal
+from engines.bundled.gpu.tensorcore.weights import K_ORDERS, checksum, random_normal
 
 START = time.monotonic()
 SHAPES = {"8b": QWEN3_8B, "smollm2": SMOLLM2}
@@ -37,10 +41,10 @@ def say(*words: object) -> None:
     print(f"[{time.monotonic() - START:6.1f}]", *words, flush=True)
 
 
-def open_arm(arithmetic: str, config: ModelConfig, pages: int) -> TensorCoreArithmetic:
+def open_arm(arithmetic: str, config: ModelConfig, pages: int, k_order: str) -> TensorCoreArithmetic:
     engine = EngineConfig(
         arithmetic=arithmetic, max_num_seqs=SEATS, max_num_batched_tokens=STEP_TOKENS, page_size=PAGE, num_pages=pages,
-        threads=8, isa="auto", compiler="auto", tuning=0, dtype="bfloat16",
+        threads=8, isa="auto", compiler="auto", tuning=0, dtype="bfloat16", k_order=k_order,
     )  # fmt: skip
     return open_source(config, engine, random_normal(0, "cuda:0"), "cuda:0")
 
@@ -177,16 +181,91 @@ def time_steps(arithmetic: TensorCoreArithmetic) -> Results:
     return found
 
 
+def compare_ranks(arithmetic: TensorCoreArithmetic) -> Results:
+    """Logits of emulated ranks, each with its own part of weights and pages, that are not those of one process.
+
+    Three prompts in one step, then three steps of decoding. Ranks that round their sums before they are added, as an
+    all-reduce in bfloat16 does, have to differ. For --k-order tree.
+    """
+    steps = rank_steps(arithmetic)
+    expected = [arithmetic.logits(step).clone() for step in steps]
+    found: Results = {"logits": sum(map(torch.Tensor.numel, expected))}
+    for name, ranks, exchange in (
+        *((f"{ranks} ranks", ranks, join_sums) for ranks in (1, 2, 4, 8)),
+        ("2 ranks that round", 2, lambda *given: {s: t.bfloat16().float() for s, t in join_sums(*given).items()}),
+    ):
+        emulated = EmulatedRanks(arithmetic, ranks, 64, exchange)
+        same = [
+            emulated.logits(step).view(torch.int16) == one.view(torch.int16)
+            for step, one in zip(steps, expected, strict=True)
+        ]
+        found[f"{name}, differing"] = sum(int((~one).sum()) for one in same)
+        found[f"{name}, bytes of each"] = [shard.bytes for shard in emulated.shards]
+        del emulated
+    say("ranks", {name: value for name, value in found.items() if "bytes" not in name})
+    return found
+
+
+def rank_steps(arithmetic: TensorCoreArithmetic) -> list[StepBatch]:
+    """Prompts of 300, 40 and 1 tokens on shuffled pages, then one token each, three times."""
+    draw, lengths = random.Random(9), (300, 40, 1)
+    pages = np.array(draw.sample(range(64), 3 * 20), np.int32).reshape(3, 20)
+    prompts = [random_prompt(draw, arithmetic.model, length) for length in lengths]
+    index = np.arange(3, dtype=np.int32)
+    whole = StepBatch(
+        token=np.concatenate([np.asarray(prompt, np.int32) for prompt in prompts]),
+        sequence=np.repeat(index, lengths),
+        position=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        page_table=pages,
+        wanted=(np.cumsum(lengths) - 1).astype(np.int32),
+    )
+    return [whole] + [
+        StepBatch(
+            token=np.asarray(random_prompt(draw, arithmetic.model, 3), np.int32), sequence=index,
+            position=np.asarray(lengths, np.int32) + more, page_table=pages, wanted=index,
+        )
+        for more in range(3)
+    ]  # fmt: skip
+
+
+def time_reports(arithmetic: TensorCoreArithmetic, config: ModelConfig) -> Results:
+    """Milliseconds from logits on the device to what is reported of them, and by the host's kernels; and their bits."""
+    found: Results = {}
+    for rows in (1, 32, 256):
+        generator = torch.Generator("cuda").manual_seed(rows)
+        logits = torch.randn((rows, config.vocab_size), generator=generator, device="cuda").mul(3).to(torch.bfloat16)
+        asked = np.zeros(rows, np.int32)
+        for k in (1, 20):
+            times = []
+            for _ in range(12):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                summary = summarise(logits, k, asked, softmax=True)
+                times.append(1e3 * (time.perf_counter() - begin))
+            found[f"{rows} rows, {k} largest, ms"] = statistics.median(times[2:])
+        begin = time.perf_counter()
+        x = logits.float().cpu().numpy()
+        logprobs, ids = arithmetic.log_softmax(x), arithmetic.kernels.top_k(x, 20)
+        found[f"{rows} rows by the host, ms"] = 1e3 * (time.perf_counter() - begin)
+        mine = np.stack([summary.logprobs(row, summary.values[row]) for row in range(rows)])
+        theirs = np.take_along_axis(logprobs, ids, 1)
+        differing = (summary.ids != ids) | (mine.view(np.int32) != theirs.view(np.int32))
+        found[f"{rows} rows, differing"] = int(differing.sum())
+    say("reports", found)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arithmetic", choices=("tensorcore", "free", "native"), required=True)
+    parser.add_argument("--k-order", choices=K_ORDERS, default="chain")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="8b")
     parser.add_argument("--sections", default="rows,single,census,alone,memory")
     parser.add_argument("--copies", type=int, default=1000)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     config = SHAPES[options.shape]
-    arithmetic = open_arm(options.arithmetic, config, 14000)
+    arithmetic = open_arm(options.arithmetic, config, 14000, options.k_order)
     results: Results = {
         "facts": arithmetic.describe(),
         "weights": checksum(arithmetic.weights),
@@ -203,6 +282,8 @@ def main() -> int:
         "alone": lambda: compare_alone(generator, config, 64, 48),
         "steps": lambda: time_steps(arithmetic),
         "memory": lambda: check_memory(generator, config),
+        "ranks": lambda: compare_ranks(arithmetic),
+        "reports": lambda: time_reports(arithmetic, config),
     }
     for name in options.sections.split(","):
         results[name] = sections[name]()

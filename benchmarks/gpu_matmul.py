@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from engines.bundled.gpu.tensorcore import operators
+from engines.bundled.gpu.tensorcore.attention import attend
 from engines.bundled.gpu.tensorcore.layout import padded_chunks
 from engines.bundled.gpu.tensorcore.linear import CublasLt, Tiled, multiply
 from engines.bundled.gpu.tensorcore.operators import KEYS, Heads, Rows
@@ -148,7 +148,7 @@ def measure_decode(heads: Heads, sequences: int, keys: int) -> dict[str, float]:
     k, v = (c.view(sequences, keys, 8, 128).transpose(1, 2) for c in cache)
     q = torch.randn((sequences, 32, 1, 128), device="cuda", dtype=torch.bfloat16)
     return {
-        "ours": time_graph([lambda: operators.attend(qkv, rows, cache, heads)]),
+        "ours": time_graph([lambda: attend(qkv, rows, cache, heads)]),
         "sdpa": time_graph([lambda: sdpa(q, k, v, False)]),
     }
 
@@ -168,7 +168,7 @@ def measure_prefill(heads: Heads, sequences: int, tokens: int) -> dict[str, floa
     )  # fmt: skip
     q, k, v = (torch.randn((sequences, h, tokens, 128), device="cuda", dtype=torch.bfloat16) for h in (32, 8, 8))
     return {
-        "ours": time_graph([lambda: operators.attend(qkv, rows, cache, heads)], 3),
+        "ours": time_graph([lambda: attend(qkv, rows, cache, heads)], 3),
         "sdpa": time_graph([lambda: sdpa(q, k, v, True)], 3),
     }
 
@@ -176,26 +176,6 @@ def measure_prefill(heads: Heads, sequences: int, tokens: int) -> dict[str, floa
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-
-
-def sweep_attention() -> dict[str, object]:
-    """Other tiles, warps and stages of attention: microseconds, and whether the bits stay."""
-    found: dict[str, object] = {}
-    kept = operators.ROWS, operators.PREFILL_WARPS, operators.PREFILL_STAGES, operators.DECODE_WARPS
-    for rows, warps, stages in ((128, 8, 2), (128, 8, 1), (128, 4, 2), (64, 4, 2), (64, 4, 1), (64, 8, 2), (32, 4, 2)):
-        operators.ROWS, operators.PREFILL_WARPS, operators.PREFILL_STAGES = rows, warps, stages
-        key = f"prefill 16 x 1024, {rows} rows, {warps} warps, {stages} stages"
-        found[key] = measure_prefill(Heads(heads=32, kv=8, dim=128, page=16), 16, 1024)
-        say(key, found[key])
-    operators.ROWS, operators.PREFILL_WARPS, operators.PREFILL_STAGES, _ = kept
-    for warps in (2, 4, 8):
-        operators.DECODE_WARPS = warps
-        for sequences, keys in ((1, 8192), (16, 8192), (256, 512)):
-            key = f"decode {sequences} x {keys}, {warps} warps"
-            found[key] = measure_decode(Heads(heads=32, kv=8, dim=128, page=16), sequences, keys)
-            say(key, found[key])
-    operators.DECODE_WARPS = kept[3]
-    return found
 
 
 def main() -> int:
@@ -209,8 +189,6 @@ def main() -> int:
         options.out.write_text(json.dumps(results, indent=1))
         if options.ways == "cublas":
             results["attention us"] = measure_attention()
-            if options.sweep:
-                results["attention sweep us"] = sweep_attention()
     options.out.write_text(json.dumps(results, indent=1))
     return 0
 

@@ -94,6 +94,7 @@ class BundledLifetime(TunesNothing):
             "trainer": "off",
             "seeding": config.seeding,
             "enforce_eager": config.enforce_eager,
+            "k_order": config.k_order,
             "kernel_caches": self.caches.kind,
         }
 
@@ -284,6 +285,7 @@ def resolve_config(model: ModelConfig, settings: Mapping[str, Scalar]) -> Engine
         seeding=cast("str", settings["seeding"]),
         enforce_eager=cast("bool", settings["enforce_eager"]),
         kv_fraction=cast("float", settings["kv_fraction"]),
+        k_order=cast("str", settings["k_order"]),
     )
 
 

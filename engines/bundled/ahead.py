@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from engines.bundled.config import Float32
+from engines.bundled.logits import StepLogits
 from engines.bundled.scheduler import Scheduler, Slice
 
 
@@ -49,7 +49,7 @@ class Ahead:
         self.planned_steps += bool(kept)
         return kept
 
-    def run(self, forward: Callable[[], Float32], slices: list[Slice]) -> Float32:
+    def run(self, forward: Callable[[], StepLogits], slices: list[Slice]) -> StepLogits:
         """What `forward` returns; meanwhile the step after `slices` is planned."""
         planning = self._pool.submit(self._make_plan, slices)
         begun = time.perf_counter_ns()

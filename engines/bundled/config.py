@@ -117,6 +117,7 @@ class EngineConfig:
     disaggregated: str = "off"  # "prefill": keeps prompts for others; "on": goes on from what it was handed
     rendezvous_port: int = 0  # where they find each other; 0: any free port
     kv_fraction: float = 0.0  # of a card's memory after the weights that KV pages take; 0: what num_pages says
+    k_order: str = "chain"  # of `tensorcore`: products over a K that ranks share are one chain, or a "tree" of chunks
     enforce_eager: bool = False  # on a GPU: every launch by itself, no recorded graphs
     seeding: str = "request"  # "process": draws ignore the request's seed for one of this process
     fault: str = "none"  # what the engine does wrong on purpose: `engines.bundled.faults`

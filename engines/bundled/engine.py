@@ -25,11 +25,12 @@ from engines.bundled.fast import FastPath
 from engines.bundled.faults import SHARED_SAMPLING, SHIFTED_MASKS, SHORT_HASH, UNVERIFIED, shift_masks, spoil_batch
 from engines.bundled.grammar import Grammars
 from engines.bundled.kernels.interface import SamplerKernels
+from engines.bundled.logits import Asked, HostLogits, LogitRow, Reports, StepLogits
 from engines.bundled.pages import Pages
 from engines.bundled.parallel.handover import Inbox, Outbox
 from engines.bundled.prefix import Origin, PrefixCache
 from engines.bundled.request import Request, check_request
-from engines.bundled.sampler import Draws, pick
+from engines.bundled.sampler import Draws, few, pick, pick_from
 from engines.bundled.scheduler import Scheduler, Slice
 from engines.bundled.sequence import Decode, Position, Sequence
 
@@ -120,9 +121,10 @@ class Engine:
         sequence = self._start(request)
         if len(logits) != len(request.forced or ()):
             raise ComputeError(f"request {request.id!r}: {len(logits)} rows of logits for its forced path", request.id)
-        self._check_numbers(logits, [sequence] * len(logits))
-        for row, row_logprobs in zip(logits, logprobs, strict=True):
-            sequence.append(self._report(sequence, row, row_logprobs, sequence))
+        held = HostLogits(logits, self._kernels, lambda _: logprobs)
+        self._check_numbers(held, [sequence] * len(logits))
+        for index in range(len(logits)):
+            sequence.append(self._report(sequence, held.row(index), sequence))
         return sequence
 
     def abort(self, request_id: str) -> int:
@@ -206,11 +208,16 @@ class Engine:
         if self.drafter:
             self.drafter.propose(self.scheduler.unfinished)
 
-    def _forward(self, batch: StepBatch, slices: list[Slice]) -> Float32:
+    def _forward(self, batch: StepBatch, slices: list[Slice]) -> StepLogits:
+        asked = ask(slices, softmax=self.config.observer != "none")
+
+        def run() -> StepLogits:
+            if isinstance(self.arithmetic, Reports) and self.arithmetic.can_report:
+                return self.arithmetic.report(batch, asked)
+            return HostLogits(self.arithmetic.forward(batch), self._kernels, self.arithmetic.log_softmax)
+
         with self._memory_errors(f"{len(batch.token)} tokens in {len(slices)} sequences"):
-            if self.ahead:
-                return self.ahead.run(lambda: self.arithmetic.forward(batch), slices)
-            return self.arithmetic.forward(batch)
+            return self.ahead.run(run, slices) if self.ahead else run()
 
     @contextmanager
     def _memory_errors(self, what: str) -> Iterator[None]:
@@ -227,7 +234,7 @@ class Engine:
         self.log += [Ran(self.step_index, piece.sequence, piece.start, piece.count) for piece in slices]
         self.most_running = max(self.most_running, len(slices))
 
-    def _postprocess(self, slices: list[Slice], logits: Float32) -> list[Sequence]:
+    def _postprocess(self, slices: list[Slice], logits: StepLogits) -> list[Sequence]:
         """Takes the logits (W, vocab) of the slices that reached their sequence's newest token."""
         complete = [piece.sequence for piece in slices if piece.completes]
         wanted = [piece.wanted for piece in slices if piece.completes]
@@ -239,13 +246,13 @@ class Engine:
             self.scheduler.publish(piece.sequence)
         if not complete:
             return []
-        logprobs = self._observe(logits)
+        self.observed_rows += logits.shape[0] if self.config.observer != "none" else 0
         if self.config.fault == SHIFTED_MASKS:
             shift_masks(complete)
         ends = np.cumsum(wanted)
         for sequence, begin, end in zip(complete, ends - wanted, ends, strict=True):
             leader = complete[0] if self.config.fault == SHARED_SAMPLING else sequence
-            self._verify(sequence, logits[begin:end], logprobs[begin:end], leader)
+            self._verify(sequence, [logits.row(index) for index in range(begin, end)], leader)
         finished = [sequence for sequence in complete if sequence.finish_reason is not None]
         for sequence in finished:
             if self.outbox is not None:
@@ -253,41 +260,35 @@ class Engine:
             self.scheduler.finish(sequence)
         return finished
 
-    def _verify(self, sequence: Sequence, logits: Float32, logprobs: Float32, leader: Sequence) -> None:
-        """Takes rows (1 + proposals, vocab) as long as each proposal is what the engine takes itself."""
+    def _verify(self, sequence: Sequence, rows: list[LogitRow], leader: Sequence) -> None:
+        """Takes the 1 + proposals rows as long as each proposal is what the engine takes itself."""
         taken = 0
-        for row, row_logprobs in zip(logits, logprobs, strict=True):
-            sequence.append(self._report(sequence, row, row_logprobs, leader))
+        for row in rows:
+            sequence.append(self._report(sequence, row, leader))
             taken += 1
             if not sequence.accept_draft():
                 break
-        sequence.drafted += len(logits) - 1
+        sequence.drafted += len(rows) - 1
         sequence.accepted += taken - 1
 
-    def _observe(self, logits: Float32) -> Float32:
-        """Log-probabilities (W, vocab); where nobody asks, NaN (W, 1) and nothing is computed."""
-        if self.config.observer == "none":
-            return np.full((len(logits), 1), np.nan, np.float32)
-        self.observed_rows += len(logits)
-        return self.arithmetic.log_softmax(logits)
-
-    def _check_numbers(self, logits: Float32, sequences: list[Sequence]) -> None:
+    def _check_numbers(self, logits: StepLogits, sequences: list[Sequence]) -> None:
         """Raises ComputeError naming the first sequence and position whose logits (W, vocab) are not all finite."""
         if logits.shape != (expected := (len(sequences), self.model.vocab_size)):
             msg = f"the arithmetic returned logits of shape {logits.shape}, expected {expected}"
             raise ComputeError(msg)
-        bad = self._kernels.check_finite(logits) if sequences else -1
+        bad = logits.first_bad() if sequences else -1
         if bad >= 0:
-            token = int(np.argmin(np.isfinite(logits[bad])))
+            row = logits.row(bad).logits()
+            token = int(np.argmin(np.isfinite(row)))
             msg = (
                 f"request {sequences[bad].request.id!r}, generated position {sequences[bad].generated}: "
-                f"logit of token {token} is {logits[bad, token]}; expected a finite number"
+                f"logit of token {token} is {row[token]}; expected a finite number"
             )
             raise ComputeError(msg, sequences[bad].request.id)
 
-    def _report(self, sequence: Sequence, logits: Float32, logprobs: Float32, leader: Sequence) -> Position:
-        """One position from raw logits (vocab,) and log-probabilities (vocab,). The top k is sorted on logits."""
-        own = self._pick(logits, sequence, leader)
+    def _report(self, sequence: Sequence, row: LogitRow, leader: Sequence) -> Position:
+        """One position from a row of raw logits. The top k is sorted on logits."""
+        own = self._pick(row, sequence, leader)
         token = own if sequence.forced_token is None else sequence.forced_token
         if self.config.fault == UNVERIFIED and sequence.drafts and sequence.fast is (self.fast is not None):
             token = sequence.drafts[0]
@@ -295,15 +296,20 @@ class Engine:
             place = f"request {sequence.request.id!r}, generated position {sequence.generated}"
             raise ComputeError(f"{place}: token {token} was taken against the grammar", sequence.request.id)
         silent = self.config.observer == "none"
-        k = 0 if silent else sequence.request.sampling.logprobs
-        top = self._kernels.top_k(logits[np.newaxis], k)[0]
-        digest = hashlib.blake2b(logits.tobytes(), digest_size=16).digest() if sequence.request.logits_digest else None
-        return Position(token, own, math.nan if silent else float(logprobs[token]), top, logprobs[top], digest)
+        top = row.top(0 if silent else sequence.request.sampling.logprobs)
+        digest = None
+        if sequence.request.logits_digest:
+            digest = hashlib.blake2b(row.logits().tobytes(), digest_size=16).digest()
+        if silent:
+            return Position(token, own, math.nan, top, np.empty(0, np.float32), digest)
+        logprobs = row.logprobs(np.array([token, *top], np.int32))
+        return Position(token, own, float(logprobs[0]), top, logprobs[1:], digest)
 
-    def _pick(self, logits: Float32, sequence: Sequence, leader: Sequence) -> int:
+    def _pick(self, row: LogitRow, sequence: Sequence, leader: Sequence) -> int:
         """The sampler's own token; counts where a grammar's mask was at work, and where it made a difference."""
         if sequence.masker is None:
-            return pick(logits, leader, self._kernels, self.draws)
+            return pick_from(row, leader, self._kernels, self.draws)
+        logits = row.logits()
         token = pick(logits, leader, self._kernels, self.draws, sequence.masker.allowed())
         sequence.masked += 1
         sequence.steered += token != pick(logits, leader, self._kernels, self.draws)
@@ -321,6 +327,18 @@ def build_batch(slices: list[Slice]) -> StepBatch:
         page_table=_page_table([piece.sequence.pages for piece in slices]),
         wanted=_int32([row for end, s in zip(ends, slices, strict=True) for row in range(end - s.wanted, end)]),
     )
+
+
+def ask(slices: list[Slice], *, softmax: bool) -> Asked:
+    """What the rows of these slices will be asked for: candidates, and the tokens of forced paths."""
+    most, ids = 0, list[int]()
+    for piece in slices:
+        request, done = piece.sequence.request, piece.sequence.generated
+        if piece.wanted:
+            most = max(most, request.sampling.logprobs if softmax else 0, few(request.sampling))
+        path = request.forced or ()
+        ids += [path[done + i] if done + i < len(path) else 0 for i in range(piece.wanted)]
+    return Asked(most=most, ids=_int32(ids), softmax=softmax)
 
 
 def _page_table(pages: list[list[int]]) -> Int32:

@@ -16,11 +16,13 @@ from engines.bundled.errors import ComputeError
 from engines.bundled.faults import CLONE_SAMPLES, OBSERVER_DRAWS
 from engines.bundled.grammar import Allowed
 from engines.bundled.kernels.interface import SamplerKernels
+from engines.bundled.logits import LogitRow
 from engines.bundled.philox import TARGET_STREAM, uniform
 from engines.bundled.request import Sampling
 from engines.bundled.sequence import Sequence
 
 MASKED = np.float32(-np.inf)
+FEW = 64  # candidates that are worth fetching instead of all logits
 
 
 def _own_uniform(sequence: Sequence) -> float:
@@ -63,6 +65,27 @@ def pick(
         return int(kernels.argmax(row[np.newaxis])[0])
     u = draws.uniform(sequence) if draws else _own_uniform(sequence)
     return kernels.draw(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, u)
+
+
+def few(sampling: Sampling) -> int:
+    """How many of the largest logits decide the pick, as far as sampling alone says so: 1 at temperature 0; 0: all."""
+    if sampling.temperature == 0:
+        return 1
+    return sampling.top_k if sampling.top_k <= FEW else 0
+
+
+def pick_from(row: LogitRow, sequence: Sequence, kernels: SamplerKernels, draws: Draws | None = None) -> int:
+    """The same as `pick` from a row that may lie elsewhere: where few candidates decide, nothing else is fetched."""
+    sampling = sequence.request.sampling
+    count = few(sampling)
+    if row.whole or not count or _shapes(sampling, sequence):
+        return pick(row.logits(), sequence, kernels, draws)
+    if sampling.temperature == 0:
+        return int(row.top(1)[0])
+    ids = row.top(count)  # in order, so that ties fall as they do among all ids
+    u = draws.uniform(sequence) if draws else _own_uniform(sequence)
+    drawn = kernels.draw(row.values(ids), sampling.temperature, len(ids), sampling.top_p, sampling.min_p, u)
+    return int(ids[drawn])
 
 
 def shape(logits: Float32, sequence: Sequence, allowed: Allowed | None = None) -> Float32:

@@ -179,7 +179,7 @@ def test_several_processes_refuse_to_serve_by_the_clock_by_name(replicas, disagg
 def test_what_does_not_go_together_is_refused():
     with pytest.raises(Unsupported, match="disaggregated with prefix_cache"):
         start(disaggregated="on", prefix_cache=True)
-    with pytest.raises(Unsupported, match="dtype bfloat16 over several ranks: float32 can be split"):
+    with pytest.raises(Unsupported, match="dtype bfloat16 over several ranks: sums follow the ranks; set k_order=tree"):
         start(tensor_parallel_size=2, device="cuda", arithmetic="free", dtype="bfloat16", num_pages=64)
 
 

@@ -141,7 +141,7 @@ def test_two_ranks_on_gpus_give_the_bits_of_one_on_the_cpu_or_say_what_is_missin
     ("model", "changes", "message"),
     [
         (MOE, {"tensor_parallel_size": 2}, "device=cuda over several ranks: experts are split on CPUs alone"),
-        (DENSE, {"tensor_parallel_size": 2, "dtype": "bfloat16", "arithmetic": "free"}, "float32 can be split"),
+        (DENSE, {"tensor_parallel_size": 2, "dtype": "bfloat16", "arithmetic": "free"}, "set k_order=tree"),
         (DENSE, {"tensor_parallel_size": 2, "arithmetic": "tensorcore"}, "portable and free can be split"),
     ],
 )

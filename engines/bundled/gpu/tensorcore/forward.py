@@ -1,13 +1,15 @@
 """Weights, KV pages and operators of one lifetime in bfloat16 behind `batch.Arithmetic`.
 
 It does not know requests or sampling. Rules: the operators decide on orders of sums, `free`'s choice of them follows
-the step; small steps are recorded once per padded size and replayed; log-softmax and sampling stay with the
-CPU kernels of the written definition.
+the step; small steps are recorded once per padded size and replayed; log-softmax and candidates are the
+written definition's, on the device where nobody asks for all logits; draws stay with the CPU kernels.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -27,10 +29,14 @@ from engines.bundled.gpu.tensorcore.pages import TorchPages
 from engines.bundled.gpu.tensorcore.passes import Cache, Operators, TritonOperators, run_pass
 from engines.bundled.gpu.tensorcore.plain import PlainOperators
 from engines.bundled.gpu.tensorcore.prefill import MOST_TOKENS, PrefillGraphs
+from engines.bundled.gpu.tensorcore.softmax import CardLogits
+from engines.bundled.gpu.tensorcore.tree import TreeLinear, chunk_count
 from engines.bundled.gpu.tensorcore.weights import Source, check_family, load_weights
 from engines.bundled.kernels.interface import Kernels
+from engines.bundled.logits import Asked, StepLogits
 
-DEFINITION = 1  # of the section on tensorcore in docs/numerics.md
+# By k_order; of the section on tensorcore in docs/numerics.md. 1 attended otherwise.
+DEFINITIONS = {"chain": 3, "tree": 4}
 Facts = dict[str, str | int | float | bool]
 
 
@@ -42,15 +48,19 @@ class TensorCoreArithmetic:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:  # fmt: skip
         """Raises NotSupported for models these kernels are not for, GpuMemoryError when it does not fit."""
-        check_family(config)
+        check_family(config, engine)
         self.name, self.model, self.device, self.engine = engine.arithmetic, config, device, engine
-        self.definition = DEFINITION if self.name == "tensorcore" else 0
+        self.definition = DEFINITIONS[engine.k_order] if self.name == "tensorcore" else 0
         self.kernels = kernels
-        self.linear: Linear = Tiled(by_rows=False)  # the self-test may choose a faster one
+        self.linear: Linear = Tiled(by_rows=False)  # the self-test may choose faster ones
+        self.tree: TreeLinear | None = None
+        if self.definition == DEFINITIONS["tree"]:
+            self.tree = TreeLinear(chunk_count(config), by_rows=False)
         self.facts: Facts = {}
         self.graphs: DecodeGraphs | None = None
         self.prefills: PrefillGraphs | None = None
         self.steps = self.graph_steps = 0
+        self.can_report = False  # until a test has compared it with the CPU's kernels; never in `native`
         slots = engine.num_pages * engine.page_size
         spare = 1  # where rows of padding may write
         try:
@@ -75,12 +85,16 @@ class TensorCoreArithmetic:
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Logits (W, vocab) of a step on the device; a step of decoding alone runs as a recorded one."""
         self.steps += 1
+        with self._memory_errors(batch), torch.inference_mode():
+            if self.graphs is not None and self.graphs.takes(batch):
+                self.graph_steps += 1
+                return self.graphs.run(batch)
+            return self.prefill(batch)
+
+    @contextmanager
+    def _memory_errors(self, batch: StepBatch) -> Iterator[None]:
         try:
-            with torch.inference_mode():
-                if self.graphs is not None and self.graphs.takes(batch):
-                    self.graph_steps += 1
-                    return self.graphs.run(batch)
-                return self.prefill(batch)
+            yield
         except torch.OutOfMemoryError as error:
             raise GpuMemoryError(
                 f"the GPU is out of memory in a step of {len(batch.token)} tokens ({error}); "
@@ -108,7 +122,8 @@ class TensorCoreArithmetic:
         if self.name == "native":
             return PlainOperators(heads=heads, table=self.table, eps=eps)
         linear = Split(tuning) if self.name == "free" else self.linear
-        return TritonOperators(linear=linear, heads=heads, table=self.table, eps=eps)
+        shared = self.tree if self.tree is not None and self.name == "tensorcore" else linear
+        return TritonOperators(linear=linear, shared=shared, heads=heads, table=self.table, eps=eps)
 
     @property
     def pages(self) -> tuple[DeviceLayer, ...]:
@@ -129,10 +144,20 @@ class TensorCoreArithmetic:
         other.graphs = other.prefills = None
         return other
 
+    def _chunk_words(self) -> str:
+        if self.tree is None:
+            return "the whole of K"
+        return f"{self.tree.chunks} chunks of K in attention output and down projection, else the whole of K"
+
     def _graph_words(self) -> str:
         if self.graphs is None:
             return "none"
         return "decode" if self.prefills is None else f"decode, and other steps of up to {MOST_TOKENS} tokens"
+
+    def report(self, batch: StepBatch, asked: Asked) -> StepLogits:
+        """One step whose logits stay on the device."""
+        with self._memory_errors(batch):
+            return CardLogits(self.logits(batch), asked, self.kernels)
 
     def log_softmax(self, logits: Float32) -> Float32:
         """By the written definition; torch's in `native`."""
@@ -156,7 +181,7 @@ class TensorCoreArithmetic:
             "kernels_digest": self.kernels.digest,
             "threads": self.engine.threads,
             "threads_seen": self.kernels.threads_seen(),
-            "chunk_width": "the whole of K" if fixed else "follows the step",
+            "chunk_width": self._chunk_words() if fixed else "follows the step",
             "key_chunk": KEYS if fixed else "follows the step",
             "tuning": self.engine.tuning,
             "kv_fraction": self.engine.kv_fraction or KV_FRACTION,

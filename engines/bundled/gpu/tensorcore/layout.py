@@ -26,13 +26,17 @@ def lay_out(batch: StepBatch, heads: Heads, device: str, padded: int) -> tuple[R
     tiles = longer_tiles(batch.sequence, single, heads.tile_tokens)
     longest = int(batch.position[alone].max()) + 1 if len(alone) else 1
     extra = padded - len(batch.token)
+    if len(tiles):
+        tiles = np.concatenate([tiles, padding_tiles(len(batch.token), padded, heads.tile_tokens)])
+    else:
+        alone = np.concatenate([alone, np.arange(len(batch.token), padded, dtype=np.int32)])
     token, sequence, position = (
         np.pad(ids, (0, extra), constant_values=fill)
         for ids, fill in ((batch.token, 0), (batch.sequence, 0), (batch.position, -1))
     )
     parts = [
         token, sequence, position, batch.wanted, alone, tiles[:, 0], tiles[:, 1],
-        batch.sequence[tiles[:, 0]], np.ascontiguousarray(batch.page_table).reshape(-1),
+        sequence[tiles[:, 0]], np.ascontiguousarray(batch.page_table).reshape(-1),
     ]  # fmt: skip
     tensors = upload(parts, device)
     rows = Rows(
@@ -46,14 +50,16 @@ def lay_out(batch: StepBatch, heads: Heads, device: str, padded: int) -> tuple[R
 def lay_out_tiles(batch: StepBatch, heads: Heads, tokens: int, pieces: int, pitch: int) -> list[Int32]:
     """The arrays of `PrefillGraphs`, padded to `tokens` tokens and `pieces` pieces: everything is cut into tiles."""
     tiles = np.array(cut_tiles(batch.sequence, heads.tile_tokens), np.int32).reshape(-1, 2)
-    room = tokens // heads.tile_tokens + pieces - len(tiles)
+    tiles = np.concatenate([tiles, padding_tiles(len(batch.token), tokens, heads.tile_tokens)])
+    room = tokens // heads.tile_tokens + pieces + 1 - len(tiles)
     table = np.zeros((pieces, pitch), np.int32)
     table[: len(batch.page_table), : batch.page_table.shape[1]] = np.maximum(batch.page_table, 0)
     extra = tokens - len(batch.token)
+    sequence = np.pad(batch.sequence, (0, extra))
     return [
-        np.pad(batch.token, (0, extra)), np.pad(batch.sequence, (0, extra)),
+        np.pad(batch.token, (0, extra)), sequence,
         np.pad(batch.position, (0, extra), constant_values=-1), np.pad(tiles[:, 0], (0, room)),
-        np.pad(tiles[:, 1], (0, room)), np.pad(batch.sequence[tiles[:, 0]], (0, room)),
+        np.pad(tiles[:, 1], (0, room)), np.pad(sequence[tiles[:, 0]], (0, room)),
         np.pad(batch.wanted, (0, pieces - len(batch.wanted))), table.reshape(-1),
     ]  # fmt: skip
 
@@ -61,6 +67,12 @@ def lay_out_tiles(batch: StepBatch, heads: Heads, tokens: int, pieces: int, pitc
 def longer_tiles(sequence: Int32, single: Flags, most: int) -> Int32:
     """(P, 2) first token and tokens of each tile of the pieces that are longer than one token."""
     tiles = [tile for tile in cut_tiles(sequence, most) if not single[tile[0]]]
+    return np.array(tiles, np.int32).reshape(-1, 2)
+
+
+def padding_tiles(real: int, padded: int, most: int) -> Int32:
+    """(P, 2) the same of rows of padding, which follow `real` rows."""
+    tiles = [(first, min(most, padded - first)) for first in range(real, padded, most)]
     return np.array(tiles, np.int32).reshape(-1, 2)
 
 

@@ -1,7 +1,7 @@
 """The operators of `tensorcore` on torch tensors: each launches its kernels and returns a fresh tensor.
 
 They know no model and no step. Rules: the grid follows the rows, what a program computes does not; the matrix product
-is in `linear.py`, everything else here has one form.
+is in `linear.py`, attention in `attention.py`, everything else here has one form.
 """
 
 from __future__ import annotations
@@ -14,15 +14,11 @@ import triton
 
 from engines.bundled.config import ModelConfig
 from engines.bundled.gpu.tensorcore import kernels
-from engines.bundled.gpu.tensorcore.linear import shared_bytes
+from engines.bundled.gpu.tensorcore.tiles import FORM, Form
 
 Tensor = torch.Tensor
-KEYS = 128  # keys of a chunk, by absolute position
-ROWS = 128  # query rows of a prefill tile
-PREFILL_WARPS, PREFILL_STAGES, DECODE_WARPS = 8, 2, 4  # the fastest of `gpu_matmul.py --sweep`; no bit moves
+KEYS = FORM.keys  # of a split, by absolute position
 BEST_BLOCK = 4096
-WIDE_SHARED = 172032  # bytes that a prefill tile of head dimension 128 takes with two stages
-MERGED = 4  # chunks whose loads are under way at once
 _SWIGLU_BLOCK = 1024
 
 
@@ -34,7 +30,7 @@ class Rows:
     sequence: Tensor  # (T,) rows of `pages`
     position: Tensor  # (T,)
     pages: Tensor  # (S, pitch)
-    alone: Tensor  # (D,) indices of tokens that are alone in their sequence
+    alone: Tensor  # (D,) indices of tokens that are alone in their sequence; with the tiles, of every token
     tile_token: Tensor  # (P,) first token of each prefill tile
     tile_count: Tensor  # (P,)
     tile_sequence: Tensor  # (P,)
@@ -51,6 +47,7 @@ class Heads:
     dim: int
     page: int
     keys: int = KEYS
+    form: Form = FORM
 
     @property
     def group(self) -> int:
@@ -65,7 +62,7 @@ class Heads:
     @property
     def tile_tokens(self) -> int:
         """Tokens of a prefill tile."""
-        return ROWS // self.group
+        return self.form.rows // self.group
 
     @property
     def scale(self) -> float:
@@ -76,8 +73,9 @@ class Heads:
 def heads_of(config: ModelConfig, page: int, keys: int = KEYS) -> Heads:
     """The attention shape of a model."""
     return Heads(
-        heads=config.num_attention_heads, kv=config.num_key_value_heads, dim=config.head_dim, page=page, keys=keys
-    )
+        heads=config.num_attention_heads, kv=config.num_key_value_heads, dim=config.head_dim, page=page, keys=keys,
+        form=FORM,
+    )  # fmt: skip
 
 
 def norm(hidden: Tensor, gain: Tensor, eps: float, update: Tensor | None = None) -> Tensor:
@@ -102,42 +100,6 @@ def rope(
         qkv, table, rows.sequence, rows.position, rows.pages, *cache, q_gain, k_gain, eps, rows.pages.shape[1],
         HEADS=heads.heads, KV=heads.kv, DIM=heads.dim, HALF=heads.block // 2, PAGE=heads.page, NORM=gains is not None,
         num_warps=1,
-    )  # fmt: skip
-
-
-def attend(qkv: Tensor, rows: Rows, cache: tuple[Tensor, Tensor], heads: Heads, window: int = 0) -> Tensor:
-    """(T, heads x dim): every token over the newest `window` keys of its own sequence up to itself; 0: all."""
-    out = torch.zeros((len(qkv), heads.heads * heads.dim), dtype=qkv.dtype, device=qkv.device)
-    if len(rows.alone):
-        _attend_alone(qkv, rows, cache, heads, window, out)
-    if len(rows.tile_token):
-        kernels.prefill_kernel[(len(rows.tile_token), heads.kv)](
-            qkv, rows.tile_token, rows.tile_count, rows.tile_sequence, rows.position, rows.pages, *cache, out,
-            heads.scale, rows.pages.shape[1], HEADS=heads.heads, KV=heads.kv, DIM=heads.dim, BD=heads.block,
-            PAGE=heads.page, KEYS=heads.keys, PADDED=heads.group, ROWS=ROWS, WINDOW=window,
-            num_warps=PREFILL_WARPS, num_stages=PREFILL_STAGES if shared_bytes(qkv.device) >= WIDE_SHARED else 1,
-            enable_fp_fusion=False,
-        )  # fmt: skip
-    return out
-
-
-def _attend_alone(
-    qkv: Tensor, rows: Rows, cache: tuple[Tensor, Tensor], heads: Heads, window: int, out: Tensor
-) -> None:
-    count, chunks = len(rows.alone), rows.chunks
-    kind: dict[str, object] = {"dtype": torch.float32, "device": qkv.device}
-    tops, totals = (torch.empty((count, heads.heads, chunks), **kind) for _ in range(2))  # type: ignore[call-overload]
-    outs = torch.empty((count, heads.heads, chunks, heads.dim), dtype=torch.float32, device=qkv.device)
-    kernels.decode_chunk_kernel[(count, heads.kv, chunks)](
-        qkv, rows.alone, rows.sequence, rows.position, rows.pages, *cache, tops, totals, outs, heads.scale,
-        rows.pages.shape[1], chunks, HEADS=heads.heads, KV=heads.kv, DIM=heads.dim, BD=heads.block, PAGE=heads.page,
-        KEYS=heads.keys, PADDED=max(16, heads.group), WINDOW=window, num_warps=DECODE_WARPS, num_stages=1,
-        enable_fp_fusion=False,
-    )  # fmt: skip
-    kernels.decode_merge_kernel[(count, heads.heads)](
-        rows.alone, rows.position, tops, totals, outs, out, chunks,
-        HEADS=heads.heads, DIM=heads.dim, BD=heads.block, KEYS=heads.keys, UNROLL=MERGED, WINDOW=window,
-        num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 

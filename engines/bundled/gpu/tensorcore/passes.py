@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from engines.bundled.gpu.tensorcore import operators
+from engines.bundled.gpu.tensorcore.attention import attend
 from engines.bundled.gpu.tensorcore.experts import ExpertWeights, run_experts
 from engines.bundled.gpu.tensorcore.linear import Linear
 from engines.bundled.gpu.tensorcore.operators import Heads, Rows
@@ -27,6 +28,10 @@ class Operators(Protocol):
     @property
     def linear(self) -> Linear:
         """The matrix product."""
+
+    @property
+    def shared(self) -> Linear:
+        """The product over a K that ranks may share: attention output and down projection."""
 
     @property
     def heads(self) -> Heads:
@@ -50,6 +55,7 @@ class TritonOperators:
     """Our kernels around a way to multiply. `heads` is the attention shape, its chunk of keys included."""
 
     linear: Linear
+    shared: Linear
     heads: Heads
     table: Tensor
     eps: float
@@ -61,7 +67,7 @@ class TritonOperators:
     def attention(self, qkv: Tensor, rows: Rows, cache: Cache, layer: Layer) -> Tensor:
         """By our kernels."""
         operators.rope(qkv, self.table, rows, cache, self.heads, layer.head_norms, self.eps)
-        return operators.attend(qkv, rows, cache, self.heads, layer.window)
+        return attend(qkv, rows, cache, self.heads, layer.window)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """By our kernel."""
@@ -77,7 +83,7 @@ def _mlp(ops: Operators, normed: Tensor, layer: Layer) -> Tensor:
         return ops.experts(normed, layer.experts)
     if layer.gate_up is None or layer.down is None:
         raise ValueError("a layer without an MLP")
-    return ops.linear(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
+    return ops.shared(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
 
 
 def run_pass(weights: Weights, caches: list[Cache], ops: Operators, rows: Rows, wanted: Tensor | None) -> Tensor:
@@ -89,7 +95,7 @@ def run_pass(weights: Weights, caches: list[Cache], ops: Operators, rows: Rows, 
         qkv = ops.linear(normed, layer.qkv)
         if layer.qkv_bias is not None:
             qkv += layer.qkv_bias
-        update = ops.linear(ops.attention(qkv, rows, cache, layer), layer.attention_out)
+        update = ops.shared(ops.attention(qkv, rows, cache, layer), layer.attention_out)
         normed = ops.norm(hidden, layer.mlp_norm, update)
         update = _mlp(ops, normed, layer)
     if update is None:

@@ -29,6 +29,7 @@ class PlainOperators:
     table: Tensor
     eps: float
     linear: Linear = Plain()  # noqa: RUF009 - stateless
+    shared: Linear = Plain()  # noqa: RUF009
 
     def norm(self, hidden: Tensor, gain: Tensor, update: Tensor | None = None) -> Tensor:
         """torch's rms_norm."""

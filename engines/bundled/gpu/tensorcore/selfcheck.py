@@ -1,7 +1,8 @@
-"""Whether one prompt gives the same logits whole and in pieces, asked at each start on the model itself.
+"""Whether one prompt gives the same logits whole and in pieces, and whether the device's log-softmax is the CPU's.
 
-It chooses nothing. Rules: on the first pages of the pool, before any request; one differing bit is a refusal, because
-prefill and decode attend with different tiles, which is allowed only as long as their bits agree.
+Asked at each start on the model itself. Rules: on the first pages of the pool, before any request; one differing bit
+between pieces is a refusal, because prefill and decode attend with different tiles, which is allowed only as long as
+their bits agree; one in a report leaves reports to the CPU's kernels.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from engines.bundled.batch import StepBatch
 from engines.bundled.config import Int32
 from engines.bundled.errors import NotSupported
 from engines.bundled.gpu.tensorcore.forward import TensorCoreArithmetic
+from engines.bundled.gpu.tensorcore.operators import KEYS
+from engines.bundled.gpu.tensorcore.selftest import sample
+from engines.bundled.gpu.tensorcore.softmax import summarise
 
-LENGTH = 300  # past two chunks of keys
+REPORTED = 20  # candidates
+SPREADS = (0.01, 1.0, 50.0)  # of logits
+LENGTH = 2 * KEYS + 44  # past two splits of keys
 
 
 def check_forms(arithmetic: TensorCoreArithmetic) -> int:
@@ -41,6 +47,23 @@ def check_forms(arithmetic: TensorCoreArithmetic) -> int:
                 "prefill and decode the same bits; use arithmetic=portable"
             )
     return compared
+
+
+def check_reports(arithmetic: TensorCoreArithmetic) -> None:
+    """Lets reports be formed on the device if they have the bits of the CPU's kernels; either way a fact says so."""
+    vocab, kernels = arithmetic.model.vocab_size, arithmetic.kernels
+    k, rows = min(REPORTED, vocab), len(SPREADS)
+    logits = sample(rows, vocab, arithmetic.weights.head.device, torch.float32).clamp(-200, 200)
+    logits = (logits * torch.tensor(SPREADS, device=logits.device)[:, None]).to(arithmetic.weights.head.dtype)
+    x = logits.float().cpu().numpy()
+    found = summarise(logits, k, np.zeros(rows, np.int32), softmax=True)
+    expected = kernels.log_softmax(x, arithmetic.engine.threads)
+    mine = np.stack([found.logprobs(row, x[row]) for row in range(rows)])
+    wrong = int((mine.view(np.int32) != expected.view(np.int32)).sum()) + int((found.ids != kernels.top_k(x, k)).sum())
+    arithmetic.can_report = wrong == 0
+    arithmetic.facts["gpu_reports"] = (
+        f"on the device, equal in {mine.size} logprobs" if not wrong else f"on the host: {wrong} of {mine.size} differ"
+    )
 
 
 def _step(prompt: Int32, pages: Int32, start: int, end: int) -> StepBatch:

@@ -8,12 +8,13 @@ bits; what was taken, and why nothing faster was, is in the fingerprint.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from engines.bundled.gpu.tensorcore.linear import CublasLt, Linear, Tiled, multiply, row_sizes
 from engines.bundled.gpu.tensorcore.tiles import ONE
+from engines.bundled.gpu.tensorcore.tree import TreeLinear
 from engines.bundled.gpu.tensorcore.weights import Weights
 
 Tensor = torch.Tensor
@@ -22,6 +23,8 @@ ENVIRONMENT = {  # what closes split-K off; read when torch is imported or makes
     "CUBLASLT_WORKSPACE_SIZE": "1",
     "TORCH_BLAS_PREFER_CUBLASLT": "1",
 }
+REFERENCE_ROWS = 2048  # at a time: its sums of every chunk lie in memory
+Product = Callable[[Tensor, Tensor], Tensor]
 Facts = dict[str, str | int | float | bool]
 
 
@@ -33,7 +36,7 @@ def choose_linear(weights: Weights, *, tokens: int, seats: int) -> tuple[Linear,
         tried.append(f"cuBLASLt not tried: {', '.join(missing)} not set for this process")
     candidates: list[Linear] = [*([] if missing else [CublasLt()]), Tiled(by_rows=True)]
     for linear in candidates:
-        compared, wrong = compare(linear, weights, tokens, seats)
+        compared, wrong = compare(linear, matrices(weights, tokens, seats), one_tile)
         if wrong is None:
             return linear, {"gpu_linear": linear.name, "gpu_linear_test": "; ".join([*tried, f"equal in {compared}"])}
         tried.append(f"{linear.name} refused: {wrong}")
@@ -41,18 +44,36 @@ def choose_linear(weights: Weights, *, tokens: int, seats: int) -> tuple[Linear,
     return one, {"gpu_linear": one.name, "gpu_linear_test": "; ".join(tried)}
 
 
-def compare(linear: Linear, weights: Weights, tokens: int, seats: int) -> tuple[str, str | None]:
-    """What was compared, in words, and the first difference."""
+def choose_tree(chunks: int, weights: Weights, tokens: int) -> tuple[TreeLinear, Facts]:
+    """The same of products over a K that ranks may share: the table's cuts, or one cut for every number of rows."""
+    one, by_rows = TreeLinear(chunks, by_rows=False), TreeLinear(chunks, by_rows=True)
+
+    def reference(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.cat([one(rows, weight) for rows in torch.split(x, REFERENCE_ROWS)])
+
+    compared, wrong = compare(by_rows, shared_matrices(weights, tokens), reference)
+    if wrong is None:
+        return by_rows, {"gpu_tree": by_rows.name, "gpu_tree_test": f"equal in {compared}"}
+    return one, {"gpu_tree": one.name, "gpu_tree_test": f"{by_rows.name} refused: {wrong}"}
+
+
+def one_tile(x: Tensor, weight: Tensor) -> Tensor:
+    """The reference: our kernel with one tile for every number of rows."""
+    return multiply(x, weight, ONE)
+
+
+def compare(linear: Linear, matrices: Iterable[tuple[Tensor, int]], reference: Product) -> tuple[str, str | None]:
+    """What was compared, in words, and the first difference, over matrices and the most rows of each."""
     shapes, products, elements = 0, 0, 0
-    for weight, most in matrices(weights, tokens, seats):
+    for weight, most in matrices:
         sizes = row_sizes(most)
         x = sample(sizes[-1], weight.shape[1], weight.device, weight.dtype)
-        reference = multiply(x, weight, ONE)
+        expected = reference(x, weight)
         if isinstance(linear, CublasLt):
             linear.trust(weight, sizes[-1])
         for rows in sizes:
             found = linear(x[:rows], weight)
-            differing = int((found.view(torch.int16) != reference[:rows].view(torch.int16)).sum())
+            differing = int((found.view(torch.int16) != expected[:rows].view(torch.int16)).sum())
             if differing:
                 shape = "x".join(map(str, weight.shape))
                 return "", f"{differing} of {found.numel()} elements differ at {rows} rows of {shape}"
@@ -71,6 +92,12 @@ def matrices(weights: Weights, tokens: int, seats: int) -> Iterator[tuple[Tensor
                 seen.add(tuple(weight.shape))
                 yield weight, tokens
     yield weights.head, seats
+
+
+def shared_matrices(weights: Weights, tokens: int) -> list[tuple[Tensor, int]]:
+    """The first layer's matrices whose K ranks may share, and the most rows."""
+    layer = weights.layers[0]
+    return [(weight, tokens) for weight in (layer.attention_out, layer.down) if weight is not None]
 
 
 def sample(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:

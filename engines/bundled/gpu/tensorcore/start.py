@@ -15,11 +15,10 @@ from engines.bundled.gpu.tensorcore.forward import TensorCoreArithmetic
 from engines.bundled.gpu.tensorcore.operators import Rows
 from engines.bundled.gpu.tensorcore.passes import run_pass
 from engines.bundled.gpu.tensorcore.prefill import PIECES, PrefillGraphs, padded_tokens
-from engines.bundled.gpu.tensorcore.selfcheck import check_forms
-from engines.bundled.gpu.tensorcore.selftest import choose_linear
-from engines.bundled.gpu.tensorcore.weights import Source, check_family, from_model, from_seed
+from engines.bundled.gpu.tensorcore.selfcheck import check_forms, check_reports
+from engines.bundled.gpu.tensorcore.selftest import choose_linear, choose_tree
+from engines.bundled.gpu.tensorcore.weights import Source, check_family, open_weights
 from engines.bundled.kernels.library import load
-from engines.bundled.models.random_8b import SeededWeights
 
 NAMES = ("tensorcore", "free", "native")
 OLDEST = (8, 0)
@@ -28,9 +27,7 @@ OLDEST = (8, 0)
 def open_model(model: Model, config: EngineConfig, index: int) -> TensorCoreArithmetic:
     """Of a model's own weights; see `open_source`."""
     device = check_device(index)
-    weights = model.weights
-    source = from_seed(weights, device) if isinstance(weights, SeededWeights) else from_model(model, device)
-    return open_source(model.config, config, source, device)
+    return open_source(model.config, config, open_weights(model, device), device)
 
 
 def open_source(model: ModelConfig, config: EngineConfig, source: Source, device: str) -> TensorCoreArithmetic:
@@ -43,17 +40,21 @@ def open_source(model: ModelConfig, config: EngineConfig, source: Source, device
     """
     if config.arithmetic not in NAMES:
         raise ValueError(f"arithmetic: expected one of {', '.join(NAMES)} in bfloat16, got {config.arithmetic!r}")
-    check_family(model)
+    check_family(model, config)
     with torch.inference_mode():
         arithmetic = TensorCoreArithmetic(model, config, source, load(config.isa, config.compiler), device)
         compared = 0
         if config.arithmetic == "tensorcore":
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-            arithmetic.linear, arithmetic.facts = choose_linear(
-                arithmetic.weights, tokens=padded_tokens(config.max_num_batched_tokens), seats=PIECES[-1]
-            )
+            most = padded_tokens(config.max_num_batched_tokens)
+            arithmetic.linear, arithmetic.facts = choose_linear(arithmetic.weights, tokens=most, seats=PIECES[-1])
+            if arithmetic.tree is not None:
+                arithmetic.tree, facts = choose_tree(arithmetic.tree.chunks, arithmetic.weights, most)
+                arithmetic.facts |= facts
             compared = check_forms(arithmetic)
         arithmetic.facts |= device_facts(device)
+        if config.arithmetic != "native":
+            check_reports(arithmetic)
 
         def run(rows: Rows, wanted: torch.Tensor | None, longest: int) -> torch.Tensor:
             return run_pass(arithmetic.weights, arithmetic.caches, arithmetic.operators(longest), rows, wanted)

@@ -1,4 +1,4 @@
-"""Tile shapes of the matrix product by rows: shipped data, measured once on an H200; nothing is tuned at run time.
+"""Tile shapes of the matrix product by rows, and attention's: shipped data, measured on an H200, not tuned at run time.
 
 It launches nothing. Rules: a tile decides who computes an element and when, never its expression; the start-up
 self-test holds every tile of the table to the bits of the first one, on the model's own shapes.
@@ -42,6 +42,28 @@ WIDE: tuple[tuple[int, Tile], ...] = (
     (1 << 30, Tile(128, 128, 64, 4, 4)),
 )
 WIDE_FROM = 8193  # outputs
+
+
+class Form(NamedTuple):
+    """How attention is computed. `keys` and `step` are part of the order of sums; the others move no bit."""
+
+    keys: int  # of a split, by absolute position
+    step: int  # keys that are scored at a time, a power of two
+    decode_warps: int
+    decode_stages: int
+    rows: int  # query rows of a prefill tile
+    prefill_warps: int
+    prefill_stages: int
+    merged: int  # splits whose loads are under way at once
+
+
+# Source: `benchmarks/gpu_attention.py` on an H200.
+FORM = Form(keys=512, step=64, decode_warps=2, decode_stages=3, rows=128, prefill_warps=8, prefill_stages=3, merged=8)
+
+
+def fit_stages(stages: int, *, step: int, block: int, rows: int, shared: int) -> int:
+    """As many of `stages` as `shared` bytes hold beside `rows` queries of dimension `block`."""
+    return max(1, min(stages, (shared - 2 * rows * block - 4096) // (4 * step * block)))
 
 
 def choose_tile(rows: int, outputs: int) -> Tile:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from engines.bundled.config import Model, ModelConfig
+from engines.bundled.config import EngineConfig, Model, ModelConfig
 from engines.bundled.errors import NotSupported
 from engines.bundled.gpu.tensorcore.experts import ExpertWeights
 from engines.bundled.models.random_8b import WIDTH, SeededWeights
@@ -23,6 +23,7 @@ Tensor = torch.Tensor
 Source = Callable[[str, tuple[int, ...]], Tensor]  # name and shape to a tensor on the device
 SPREAD = 0.02  # standard deviation of random weights
 PIECE = 1 << 26  # elements made at a time
+K_ORDERS = ("chain", "tree")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,8 +52,12 @@ class Weights:
     head: Tensor
 
 
-def check_family(config: ModelConfig) -> None:
-    """Raises NotSupported for what these kernels do not compute."""
+def check_family(config: ModelConfig, engine: EngineConfig) -> None:
+    """Raises NotSupported for what these kernels do not compute, and ValueError for a `k_order` there is not."""
+    if engine.k_order not in K_ORDERS:
+        raise ValueError(f"k_order: expected one of {', '.join(K_ORDERS)}, got {engine.k_order!r}")
+    if engine.k_order == "tree" and config.num_experts and engine.arithmetic == "tensorcore":
+        raise NotSupported("k_order=tree: a mixture of experts is not summed in chunks of K here; set k_order=chain")
     reasons = {
         f"a head dimension of {config.head_dim} (16 to 256, even)": config.head_dim % 2
         or not 16 <= config.head_dim <= 256,
@@ -134,6 +139,12 @@ def from_model(model: Model, device: str, dtype: torch.dtype = torch.bfloat16) -
         return torch.tensor(array).to(device=device, dtype=dtype)
 
     return take
+
+
+def open_weights(model: Model, device: str) -> Source:
+    """A model's own weights, read or made."""
+    weights = model.weights
+    return from_seed(weights, device) if isinstance(weights, SeededWeights) else from_model(model, device)
 
 
 def random_normal(seed: int, device: str, dtype: torch.dtype = torch.bfloat16) -> Source:

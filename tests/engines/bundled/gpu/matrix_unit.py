@@ -30,8 +30,11 @@ def import_interpreted() -> None:
     try:
         from triton.runtime.interpreter import InterpreterBuilder
 
+        import engines.bundled.gpu.tensorcore.attention_kernels
         import engines.bundled.gpu.tensorcore.expert_kernels
-        import engines.bundled.gpu.tensorcore.kernels  # noqa: F401
+        import engines.bundled.gpu.tensorcore.kernels
+        import engines.bundled.gpu.tensorcore.softmax_kernels
+        import engines.bundled.gpu.tensorcore.tree_kernels  # noqa: F401
     finally:
         os.environ.pop(VARIABLE)
         if before is not None:
@@ -81,3 +84,35 @@ def chain(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     for k in range(x.shape[1]):
         acc += x[:, k, None] * weight[None, :, k]
     return acc
+
+
+def fma(a: np.ndarray, b: np.float32, c: np.float32) -> np.ndarray:
+    """a b + c, rounded once but for ties of float64."""
+    return (a.astype(np.float64) * np.float64(b) + np.float64(c)).astype(np.float32)
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, keys: int, step: int) -> np.ndarray:
+    """The twin of one query (d,) over keys and values (n, d), by the text of docs/numerics.md.
+
+    In float32, where no rounding hides an order.
+    """
+    c = np.float32(scale)
+    merged = np.float32(-np.inf), np.float32(0), np.zeros(len(q), np.float32)
+    for split in range(0, len(k), keys):
+        m, total, out = np.float32(-np.inf), np.float32(0), np.zeros(len(q), np.float32)
+        for start in range(split, min(split + keys, len(k)), step):
+            part = slice(start, min(start + step, split + keys, len(k)))
+            s = np.full(step, -np.inf, np.float32)
+            s[: part.stop - start] = chain(q[None], k[part])[0]
+            high = max(m, s.max())
+            w, f = np.exp2(fma(s, c, -(high * c))), np.exp2(m * c - high * c)
+            total, tree = total * f, w
+            while len(tree) > 1:
+                tree = tree[: len(tree) // 2] + tree[len(tree) // 2 :]
+            total, out, m = total + tree[0], out * f, high
+            for weight, value in zip(w, v[part], strict=False):
+                out = out + weight * value
+        high = max(merged[0], m)
+        old, new = np.exp2(merged[0] * c - high * c), np.exp2(m * c - high * c)
+        merged = high, merged[1] * old + total * new, merged[2] * old + out * new
+    return merged[2] / merged[1] + np.float32(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gpu_cases import family
-from matrix_unit import VARIABLE, chain, import_interpreted
+from matrix_unit import VARIABLE, attention, chain, import_interpreted
 from presence import missing
 
 try:
@@ -28,7 +28,8 @@ from engines.bundled.config import EngineConfig
 from engines.bundled.kernels.library import load
 from engines.bundled.models.tiny import TinySource
 
-KEYS = 16  # of a chunk, here, so that short sequences have several
+KEYS = 16  # of a split, here, so that short sequences have several
+STEP = 8  # of them are scored at a time
 MODEL = TinySource().model()
 ONE_LAYER = dataclasses.replace(MODEL.config, num_hidden_layers=1)
 
@@ -78,7 +79,7 @@ def arithmetic(name: str = "tensorcore", monkeypatch=None, *, pages: int = 16, s
 
     if monkeypatch is not None:
         monkeypatch.setattr(forward, "KEYS", KEYS)
-        monkeypatch.setattr(operators, "ROWS", 16)
+        monkeypatch.setattr(operators, "FORM", operators.FORM._replace(keys=KEYS, step=STEP, rows=16))
         monkeypatch.setattr(tiles, "NARROW", ((2, tiles.Tile(16, 32, 32, 1, 4)), (99, tiles.Tile(32, 64, 16, 1, 4))))
     config = EngineConfig(
         arithmetic=name, max_num_seqs=8, max_num_batched_tokens=64, page_size=8, num_pages=pages, threads=1, isa="auto",
@@ -230,30 +231,52 @@ def test_rows_of_padding_change_nothing(monkeypatch):
         assert (bits(keys) == bits(old)).all()
 
 
-def test_attention_is_softmax_over_the_own_keys():
-    from engines.bundled.gpu.tensorcore import operators
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize(("step", "rows"), [(8, 32), (16, 64), (8, 16)])
+def test_attention_is_softmax_over_the_own_keys_in_tiles_and_alone(window, step, rows):
+    from engines.bundled.gpu.tensorcore.attention import attend
+    from engines.bundled.gpu.tensorcore.layout import padded_chunks, padding_tiles
     from engines.bundled.gpu.tensorcore.operators import Heads, Rows
+    from engines.bundled.gpu.tensorcore.tiles import FORM
 
-    heads, count = Heads(heads=3, kv=1, dim=16, page=4, keys=KEYS), 19
-    assert (heads.group, heads.tile_tokens) == (4, 32)
-    qkv, none = normal(5, count, 5 * 16), torch.zeros(0, dtype=torch.int32)
-    pages = torch.tensor([[4, 0, 3, 1, 2]], dtype=torch.int32)
+    form = FORM._replace(step=step, rows=rows, merged=2)
+    heads, count, padding = Heads(heads=3, kv=1, dim=16, page=4, keys=KEYS, form=form), 37, 2
+    assert (heads.group, heads.tile_tokens) == (4, rows // 4)
+    qkv, none = normal(5, count + padding, 5 * 16).float() * 1.1, torch.zeros(0, dtype=torch.int32)
+    pages = torch.tensor([[4, 0, 3, 9, 1, 6, 2, 8, 5, 7]], dtype=torch.int32)
     slots = torch.stack([pages[0, i // 4] * 4 + i % 4 for i in range(count)]).long()
-    cache = tuple(torch.full((20, 1, 16), float("nan"), dtype=torch.bfloat16) for _ in range(2))
+    cache = tuple(torch.full((40, 1, 16), float("nan")) for _ in range(2))
     for pool, first in zip(cache, (3 * 16, 4 * 16), strict=True):
-        pool[slots] = qkv[:, first : first + 16].view(count, 1, 16)
-    index = torch.arange(count, dtype=torch.int32)
-    common = {"token": index, "sequence": torch.zeros_like(index), "position": index, "pages": pages, "pieces": ()}
-    one = torch.tensor([0], dtype=torch.int32)
-    tiled = operators.attend(qkv, Rows(**common, alone=none, tile_token=one, tile_count=one + count, tile_sequence=one,
-                                       chunks=1), cache, heads)  # fmt: skip
-    alone = operators.attend(qkv, Rows(**common, alone=index, tile_token=none, tile_count=none, tile_sequence=none,
-                                       chunks=2), cache, heads)  # fmt: skip
-    assert (bits(tiled) == bits(alone)).all()
-    q, k, v = (x.double().transpose(0, 1) for x in qkv.view(count, 5, 16).split([3, 1, 1], 1))
+        pool[slots] = qkv[:count, first : first + 16].view(count, 1, 16)
+    index = torch.arange(count + padding, dtype=torch.int32)
+    position = torch.where(index < count, index, -1)
+    common = {"token": index, "sequence": torch.zeros_like(index), "position": position, "pages": pages, "pieces": ()}
+    tiles = torch.from_numpy(np.concatenate([padding_tiles(0, count, rows // 4), padding_tiles(count, len(index), 4)]))
+    first, of_tile = tiles[:, 0].contiguous(), tiles[:, 1].contiguous()
+    tiled = attend(qkv, Rows(**common, alone=none, tile_token=first, tile_count=of_tile,
+                             tile_sequence=torch.zeros_like(first), chunks=1), cache, heads, window)  # fmt: skip
+    some = torch.cat([index[:KEYS], index[KEYS::5], index[count - 2 :]])
+    alone = attend(qkv, Rows(**common, alone=some, tile_token=none, tile_count=none, tile_sequence=none,
+                             chunks=padded_chunks(count, KEYS)), cache, heads, window)  # fmt: skip
+    short = attend(qkv, Rows(**common, alone=index[:KEYS], tile_token=none, tile_count=none, tile_sequence=none,
+                             chunks=1), cache, heads, window)  # fmt: skip
+    assert (bits(tiled[some.long()]) == bits(alone[some.long()])).all()
+    assert (bits(short[:KEYS]) == bits(alone[:KEYS])).all()
+    assert (bits(tiled[count:]) == 0).all()  # of padding: +0.0
+    if not window:
+        q, k, v = (x.numpy() for x in qkv[:count].view(count, 5, 16).split([3, 1, 1], 1))
+        for row in (0, 7, 8, 20, 36):
+            found = tiled[row].view(3, 16).numpy()
+            for head in range(3):
+                twin = attention(q[row, head], k[: row + 1, 0], v[: row + 1, 0], heads.scale, KEYS, step)
+                assert (found[head].view(np.int32) == twin.view(np.int32)).all()
+    q, k, v = (x.double().transpose(0, 1) for x in qkv[:count].view(count, 5, 16).split([3, 1, 1], 1))
     k, v = k.repeat_interleave(3, 0), v.repeat_interleave(3, 0)
-    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(count, -1)
-    assert (tiled.double() - exact).abs().max() < 0.02
+    seen = index[None, :count] <= index[:count, None]
+    if window:
+        seen &= index[None, :count] > index[:count, None] - window
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1)
+    assert (tiled[:count].double() - exact.reshape(count, -1)).abs().max() < 1e-5
 
 
 def test_the_pick_is_the_lowest_id_among_equals_and_moves_rows_on():
