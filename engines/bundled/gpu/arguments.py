@@ -49,7 +49,7 @@ FIELDS: dict[str, str] = {
 }
 FUSED_FIELDS: dict[str, str] = {
     **{f"decode_{part}_{rows}": _DECODE for part in ("attention", "mlp") for rows in (1, 8)},
-    **{f"decode_resident_{reach}": _RESIDENT for reach in ("near", "far", "2", "4", "8")},
+    **{f"decode_resident_{reach}": _RESIDENT for reach in ("near", "far", "2", "4")},
     "decode_finish": "base:p parts:p gain:p row:p out:p M:i eps:f",
 }
 

@@ -1,4 +1,4 @@
-"""A decode step of one row as one launch for all layers: its buffers, the table of layers, when it can run.
+"""A decode step of few rows as one launch for all layers: its buffers, the table of layers, when it can run.
 
 Rules: all its blocks wait for each other, so it is used only where the driver says that all of them run at the same
 time; the same bits as the separate operators, which the self-check asserts on the model's own weights.
@@ -24,7 +24,7 @@ from engines.bundled.gpu.interface import Launch, Machine, Shape
 from engines.bundled.gpu.steps import Step
 from engines.bundled.gpu.weights import GpuWeights
 
-MOST_ROWS = 8
+MOST_ROWS = 4  # of 8 rows, two launches a layer are faster (benchmarks/gpu_portable.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def reach_of(step: Step, shape: Shape) -> str:
     if step.tokens > MOST_ROWS or int((position // CHUNK_KEYS + 1).sum()) > shape.cluster:
         return ""
     if step.tokens > 1:
-        rows = next(r for r in (2, 4, 8) if r >= step.tokens)
+        rows = next(r for r in (2, 4) if r >= step.tokens)
         return str(rows) if _shared_rows(shape, rows) <= SHARED_LIMIT else ""
     return "near" if position[0] < NEAR_KEYS else "far"
 

@@ -1,9 +1,9 @@
-// A decode step of 2 to 8 rows with all layers in one launch: resident.cu with rows.
+// A decode step of 2 to 4 rows with all layers in one launch: resident.cu with rows.
 //
 //   a unit = (row, chunk of keys); each block of an attention cluster has one unit at most (the host sees to it)
 //   rows are told to the blocks that have their units; attended rows and the MLP's columns to all blocks of the cluster
 #if FUSED && LINKED
-constexpr int MOST_ROWS = 8;
+constexpr int MOST_ROWS = 4;
 constexpr int FRONT_HEAD = HEAD_GROUPS * 8 * HIDDEN_CHUNKS, FRONT_GATE = 2 * HALF_GROUPS * 8 * HIDDEN_CHUNKS;  // chains
 
 // Rows of base + T(parts) into x, some of a thread's triples at a time; `say` gets each triple, too.
@@ -338,5 +338,4 @@ DEVICE void resident_rows(const ResidentArguments& a) {
 }
 RESIDENT_KERNEL(decode_resident_2, ResidentArguments, THREADS) { resident_rows<2>(a); }
 RESIDENT_KERNEL(decode_resident_4, ResidentArguments, THREADS) { resident_rows<4>(a); }
-RESIDENT_KERNEL(decode_resident_8, ResidentArguments, THREADS) { resident_rows<8>(a); }
 #endif

@@ -61,7 +61,7 @@ def test_resident_steps_of_several_rows_have_the_bits_of_the_cpu(cluster, revers
     for i, step in enumerate(gpu_cases.rows_script(cluster)):
         assert differing(cpu.forward(step), gpu.forward(step)) == 0, f"step {i}"
     launched = [name.removeprefix("decode_resident_") for name in gpu.machine.launched if "resident" in name]
-    assert launched == ["near", "2", "4", "4", "4", *(["8"] * 3 if cluster == 8 else [])]
+    assert launched == ["near", "2", "4", "4", "4"]
 
 
 def test_resident_steps_need_room_for_all_their_blocks():
