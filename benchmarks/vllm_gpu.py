@@ -2,7 +2,7 @@
 
     python benchmarks/vllm_gpu.py --plan                          # engine processes and cases; needs no GPU
     python benchmarks/vllm_gpu.py --part 8b --out OUT/8b --limit 570
-    python benchmarks/vllm_gpu.py --part smollm2 --out OUT/smollm2 --limit 570
+    python benchmarks/vllm_gpu.py --part smollm2 --out OUT/smollm2 --limit 900
     python benchmarks/vllm_gpu.py --part 8b --out OUT/8b --judge  # what a cut run left; needs no GPU
 
 One part per call, each with the GPU to itself: part `8b` is three engine processes of about a minute and a half of
@@ -43,6 +43,7 @@ GRAPHS = "enforce_eager = false"  # how the cells write it
 TAIL_LINES = 40
 GRACE_S = 20.0
 POLL_S = 2.0
+THREADS = 8  # part of what a case is, so that captures can be judged on a host with other cores
 CASE_S = 300  # for one case, and for one start
 ONE_HOST = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}  # no network is needed, and none is looked for
 START = time.monotonic()
@@ -62,7 +63,7 @@ def main() -> int:
         for part in parts:
             part.show()
         return 0
-    report = Report(options.out, parts)
+    report = Report(options.out, parts, "judged by " if options.judge else "")
     say("versions", report.versions)
     for part in parts:
         if options.judge:
@@ -110,7 +111,8 @@ class Part:
     def _plan(self) -> Plan:
         from harness.choose import choose_plan
 
-        return choose_plan([str(self.matrix)], engine="vllm", model=PARTS[self.name], mode=None, assignments=())
+        return choose_plan([str(self.matrix)], engine="vllm", model=PARTS[self.name], mode=None,
+                           assignments=(f"threads={THREADS}",))
 
     def show(self) -> None:
         from harness.plan_text import plan_text
@@ -120,7 +122,7 @@ class Part:
     def run(self, seconds: float, report: Report) -> None:
         """Runs the cells for so long at most; judges on the way."""
         command = [sys.executable, "-m", "harness.cli", "run", str(self.matrix), "--engine", "vllm",
-                   "--model", PARTS[self.name], "--out", str(self.folder), "--overwrite",
+                   "--model", PARTS[self.name], "--set", f"threads={THREADS}", "--out", str(self.folder), "--overwrite",
                    "--deadline", str(CASE_S)]  # fmt: skip
         paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = {**ONE_HOST, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
@@ -204,8 +206,9 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
 class Report:
     """The files that say what there is so far."""
 
-    def __init__(self, out: Path, parts: list[Part]) -> None:
-        self.out, self.parts, self.versions = out, parts, versions()
+    def __init__(self, out: Path, parts: list[Part], role: str) -> None:
+        self.out, self.parts = out, parts
+        self.versions = {role + name: value for name, value in versions().items()}
 
     def write(self) -> None:
         """Writes them anew."""

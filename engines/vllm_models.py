@@ -67,7 +67,7 @@ def list_models() -> tuple[ModelInfo, ...]:
                   available=here, how_to_get=smollm2.FETCH),
         ModelInfo(name=PADDED, description="the same function with 12 and 4 heads, three and one of them zero: "
                   "divides into 2 or 4 ranks", available=here, how_to_get=smollm2.FETCH),
-        ModelInfo(name=DUMMY, description="the shape of Qwen3-8B with random weights; SmolLM2's tokenizer",
+        ModelInfo(name=DUMMY, description="the shape of Qwen3-8B with random weights; corpora keep their frozen ids",
                   available=True, how_to_get="always here; needs a GPU"),
         ModelInfo(name="FOLDER", description="a Hugging Face folder that vLLM can load", available=True,
                   how_to_get="give its path"),
