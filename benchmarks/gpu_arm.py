@@ -1,7 +1,8 @@
 """One arm of gpu_tensorcore.py in a process of its own: one arithmetic, one shape, the sections asked for, as JSON.
 
 It prints progress and writes OUT after every section. A process of its own because cuBLAS reads the variables that
-close split-K off when torch is imported: `tensorcore` runs with them, what it is compared with without.
+close split-K off when torch is imported: `tensorcore` runs with them, what it is compared with without. Exit code: 1 if
+`tensorcore` gave other bits where the same must come (gpu_bits.py), else 0; `free` and `native` may.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
+from gpu_bits import ROUND, wrong_bits
 from gpu_model import SMOLLM2
 from gpu_workloads import PAGE, QWEN3_8B, ROWS, SEATS, STEP_TOKENS, census, mixed_prompts, random_prompt
 
@@ -34,6 +36,7 @@ from engines.bundled.gpu.tensorcore.weights import K_ORDERS, checksum, random_no
 
 START = time.monotonic()
 SHAPES = {"8b": QWEN3_8B, "smollm2": SMOLLM2}
+SECTIONS = ("rows", "single", "census", "alone", "steps", "memory", "ranks", "reports")
 Results = dict[str, object]
 
 
@@ -192,7 +195,7 @@ def compare_ranks(arithmetic: TensorCoreArithmetic) -> Results:
     found: Results = {"logits": sum(map(torch.Tensor.numel, expected))}
     for name, ranks, exchange in (
         *((f"{ranks} ranks", ranks, join_sums) for ranks in (1, 2, 4, 8)),
-        ("2 ranks that round", 2, lambda *given: {s: t.bfloat16().float() for s, t in join_sums(*given).items()}),
+        (f"2 ranks {ROUND}", 2, lambda *given: {s: t.bfloat16().float() for s, t in join_sums(*given).items()}),
     ):
         emulated = EmulatedRanks(arithmetic, ranks, 64, exchange)
         same = [
@@ -264,6 +267,9 @@ def main() -> int:
     parser.add_argument("--copies", type=int, default=1000)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    chosen = options.sections.split(",")
+    if unknown := sorted(set(chosen) - set(SECTIONS)):
+        parser.error(f"--sections: there is no {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     config = SHAPES[options.shape]
     arithmetic = open_arm(options.arithmetic, config, 14000, options.k_order)
     results: Results = {
@@ -285,11 +291,15 @@ def main() -> int:
         "ranks": lambda: compare_ranks(arithmetic),
         "reports": lambda: time_reports(arithmetic, config),
     }
-    for name in options.sections.split(","):
+    for name in chosen:
         results[name] = sections[name]()
-        results["steps"] = {"prefill": generator.prefill_steps, "decode": generator.decode_steps}
+        results["steps run"] = {"prefill": generator.prefill_steps, "decode": generator.decode_steps}
         options.out.write_text(json.dumps(results, indent=1, default=str))
-    return 0
+    if options.arithmetic != "tensorcore":
+        return 0
+    wrong = wrong_bits(results)
+    say("bits:", "; ".join(wrong) or "as they have to be where they were compared")
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """All matrices of the bundled engine on one GPU in one call of so many seconds; what is done stays when it is cut.
 
 `python benchmarks/gpu_matrices.py OUT` runs, several at a time on the one card: the tests that need a GPU; quick,
-scheduler and sampling in `portable` and in `tensorcore`, with `free` as their control; graphs and compile caches; the
-8B shape alone and in a batch; SmolLM2 where its file is present. Every part has a deadline of its own. OUT/matrices.md
-gets each part's verdict table and OUT/matrices.json its verdicts, digests and exit code as they come. Nothing is timed:
-parts share the card. `--device emulated` or `cpu` runs the float32 parts without one. Exit code: the highest of the
-parts', 3 at least if one was cut or could not start.
+scheduler and sampling in `portable` and in `tensorcore`, with `free` as their control; the host's CPU against the card;
+graphs and compile caches; two ranks of `tensorcore`; the 8B shape alone and in a batch; SmolLM2 where its file is
+present. Every part has a deadline of its own. OUT/matrices.md gets each part's verdict table and OUT/matrices.json its
+verdicts, digests and exit code as they come. Nothing is timed: parts share the card. `--device emulated` or `cpu` runs
+the float32 parts without one. Exit code: the highest of the parts', 3 at least if one was cut or could not start.
 """
 
 from __future__ import annotations
@@ -118,12 +118,15 @@ def all_parts(runs: Path, device: str, cells: Sequence[str] = ()) -> list[Part]:
     big: list[tuple[str, tuple[str, ...], tuple[str, ...], float]] = []
     if any(listing.name == "smollm2" and listing.available for listing in list_models()):
         big = [
+            ("cpu-to-gpu", ("gpu",), named(["cpu-to-gpu"]), 450),
             ("smollm2", ("quick",), ("--model", "smollm2", *on), 450),
             ("smollm2-tensorcore", ("quick",), ("--model", "smollm2", "--mode", "tensorcore"), 450),
         ]
+    both = ("cpu-to-gpu-logits", ("gpu",), (*tiny, *named(["cpu-to-gpu-logits"])), 450)
     gpu = ("gpu", ("gpu",), (*tiny, *named(GPU_CELLS)), 450)
+    ranks = ("gpu-ranks", ("gpu",), (*tiny, *named(["tensor-parallel-tensorcore"])), 450)
     single = [Part(name=name, command=samebits(runs, name, matrix, *how), limit=limit)
-              for name, matrix, how, limit in (*eight, gpu, *big)]  # fmt: skip
+              for name, matrix, how, limit in (*eight, both, gpu, ranks, *big)]  # fmt: skip
     parts = [Part(name="tests", command=tests, limit=240), *single, *quick, *scheduler, *sampling]
     return [part for part in parts if device == "cuda" or not any(word in part.name for word in NEEDS_CARD)]
 
@@ -133,10 +136,14 @@ def named(cells: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for cell in cells for word in ("--cell", cell))
 
 
+def cells_of(matrix: str) -> list[str]:
+    """The names of its cells."""
+    return sorted(path.stem for path in (ROOT / "cells" / matrix).glob("*.toml") if path.stem != "matrix")
+
+
 def shares(matrix: str, count: int, cells: Sequence[str]) -> list[list[str]]:
     """The cells of a matrix, or those of them that are in `cells`, dealt out in `count` lists or fewer."""
-    found = sorted(path.stem for path in (ROOT / "cells" / matrix).glob("*.toml") if path.stem != "matrix")
-    kept = [cell for cell in found if not cells or cell in cells]
+    kept = [cell for cell in cells_of(matrix) if not cells or cell in cells]
     return [kept[i::count] for i in range(count) if kept[i::count]]
 
 
@@ -226,6 +233,9 @@ def main() -> int:
     runs = options.keep or Path(tempfile.mkdtemp(prefix="samebits-matrices-"))
     runs.mkdir(parents=True, exist_ok=True)
     parts = all_parts(runs, options.device, options.cells)
+    known = {cell for matrix in SHARES for cell in cells_of(matrix)}
+    if strangers := sorted(set(options.cells) - known):
+        parser.error(f"--cells: there is no {strangers[0]!r} in {', '.join(SHARES)}; `samebits cells list` shows all")
     unknown = sorted(set(options.parts) - {part.name for part in parts})
     if unknown:
         parser.error(f"--parts: there is no {unknown[0]!r} here; there are {', '.join(part.name for part in parts)}")

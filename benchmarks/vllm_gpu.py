@@ -111,8 +111,9 @@ class Part:
     def _plan(self) -> Plan:
         from harness.choose import choose_plan
 
-        return choose_plan([str(self.matrix)], engine="vllm", model=PARTS[self.name], mode=None,
-                           assignments=(f"threads={THREADS}",))
+        return choose_plan(
+            [str(self.matrix)], engine="vllm", model=PARTS[self.name], mode=None, assignments=(f"threads={THREADS}",)
+        )
 
     def show(self) -> None:
         from harness.plan_text import plan_text

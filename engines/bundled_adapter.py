@@ -65,6 +65,23 @@ _RANK_FIELDS = (
     "resolved.gpu_reports",  # ranks report from the host
     *_TESTED_FIELDS,
 )
+_DEVICE_FIELDS = (
+    "resolved.device",
+    "resolved.backend",
+    "resolved.backend_reason",
+    "resolved.weights",  # as the CPU's kernels keep them
+    "resolved.num_pages",  # fewer where a card has too little memory
+    "resolved.kv_fraction",
+    "resolved.gpu",
+    "resolved.gpu_capability",
+    "resolved.gpu_compiler",
+    "resolved.gpu_cuda",
+    "resolved.gpu_fused",
+    "resolved.gpu_graphs",
+    "resolved.gpu_kernels_digest",
+    "resolved.gpu_linked",
+    "resolved.gpu_multiprocessors",
+)
 _AXES: dict[str, tuple[str, ...]] = {
     "batch": (),
     "companions": (),
@@ -101,6 +118,7 @@ _AXES: dict[str, tuple[str, ...]] = {
         "resolved.gpu_forms_test",
     ),
     "kernel_caches": ("config.kernel_caches", "resolved.kernel_caches"),
+    "device": ("config.device", *_DEVICE_FIELDS),
     "threads": (
         "config.threads",
         "resolved.threads",
@@ -127,7 +145,7 @@ SPLIT_K_OFF = {
 POLICIES = ("fcfs", "priority", "shortest")
 FAULTS = (
     "none", "stale-page", "lost-flush", "short-hash", "misplaced-page", "clone-samples", "observer-draws",
-    "shared-sampling", "shifted-masks", "unverified",
+    "shared-sampling", "shifted-masks", "unverified", "host-forward",
 )  # fmt: skip
 
 

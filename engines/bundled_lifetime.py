@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +22,9 @@ from engines.bundled.draft import open_drafter
 from engines.bundled.engine import Engine
 from engines.bundled.errors import NotSupported
 from engines.bundled.fast import open_fast_path
+from engines.bundled.faults import HOST_FORWARD
 from engines.bundled.gpu import check_dtype, fit_pages, open_gpu_arithmetic
+from engines.bundled.gpu.ledger import kernels_launched
 from engines.bundled.grammar import Grammars
 from engines.bundled.kernels import library
 from engines.bundled.kernels.interface import KernelError, Kernels
@@ -42,8 +44,8 @@ from harness.traces import Traces
 POOL_BYTES = 3 << 29  # 1.5 GiB of keys and values unless num_pages says otherwise
 NOT_APPLICABLE = "not applicable"
 _FLOAT_BYTES = 4
-_THREADS_SEEN, _EXECUTION = "threads_seen", "execution"
-_SEEN = (_THREADS_SEEN, _EXECUTION)  # what an arithmetic saw at work: observed, not resolved
+_THREADS_SEEN, _EXECUTION, _LOGITS_DEVICE = "threads_seen", "execution", "logits_device"
+_SEEN = (_THREADS_SEEN, _EXECUTION, _LOGITS_DEVICE)  # what an arithmetic saw at work: observed, not resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +61,7 @@ class BundledLifetime(TunesNothing):
     kernels: Kernels
     samples: str  # "together" | "separate"
     caches: Caches
+    kernels_before: int = field(default_factory=kernels_launched)  # run on a device before anything was served
 
     def resolved(self) -> Mapping[str, Scalar]:
         """The engine's options as they were settled, and what the arithmetic says of itself."""
@@ -115,8 +118,19 @@ class BundledLifetime(TunesNothing):
             "logprobs_computed": self.engine.observed_rows > 0,
             "torch_imported": "torch" in sys.modules,
             "trainer": "off",
+            **self._observed_device(said),
             **self._observed_ranks(),
         }
+
+    def _observed_device(self, said: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        """Where the newest logits lay, and how many kernels this process ran on a device since it began to serve.
+
+        Triton's and torch's kernels are not counted, so nothing is said where they compute.
+        """
+        where = {_LOGITS_DEVICE: said[_LOGITS_DEVICE]} if _LOGITS_DEVICE in said else {}
+        if self.arithmetic.name not in ("portable", "free") or self.engine.config.dtype != "float32":
+            return where
+        return {**where, "gpu_kernels": kernels_launched() - self.kernels_before}
 
     def _observed_ranks(self) -> Mapping[str, Scalar]:
         """How many processes answer, all having run the same steps, and the most threads each was seen to use."""
@@ -204,7 +218,7 @@ def start_lifetime(model_name: str, settings: Mapping[str, Scalar]) -> BundledLi
         config = fit_pages(model.config, config, device)
     if device == "cpu":
         check_pool(model.config, config, _physical_bytes())
-    arithmetic = open_forward(model_name, model, config, device)
+    arithmetic = open_forward(model_name, model, config, "cpu" if config.fault == HOST_FORWARD else device)
     return BundledLifetime(
         engine=Engine(
             model.config,

@@ -21,9 +21,9 @@ class Axis:
     """One controlled variable.
 
     `evidence` names the observed field that must differ between the arms when the witness is "all" (the axis acts on
-    the whole process); "process nonce" stands for two different processes, and
-    "lineage" for a variant that served something before. `fields` are the fingerprint fields
-    of an environment axis: one of them must have changed since the baseline, or nothing was put to the test.
+    the whole process), `also` further ones that must differ too; "process nonce" stands for two different processes,
+    and "lineage" for a variant that served something before. `fields` are the fingerprint fields of an environment
+    axis: one of them must have changed since the baseline, or nothing was put to the test.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Axis:
     meaning: str
     floor: FloorPlace = "same lifetime"
     evidence: str | None = None
+    also: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
 
 
@@ -121,6 +122,8 @@ _LIST = (
          meaning="the instruction set the kernels are built for"),
     Axis(name="compiler", kind="setting", home="environment", witness="all", evidence="compiler",
          meaning="the compiler that builds the kernels"),
+    Axis(name="device", kind="setting", home="environment", witness="all", evidence="gpu_kernels",
+         also=("logits_device",), meaning="the CPU, or an accelerator of the same host"),
     Axis(name="driver", kind="environment", home="environment", witness="all",
          meaning="a baseline, or the accelerator's driver as it is now",
          fields=("accelerator.driver", "accelerator.cuda_driver")),

@@ -236,7 +236,9 @@ def _witness(comparison: Comparison, arms: _Arms, axis: Axis) -> tuple[int, str]
     """(compared positions that the axis reached, the evidence in words)."""
     if axis.witness == "all":
         reason = _process_evidence(arms, axis)
-        return (comparison.positions if reason else 0), reason or f"{axis.evidence} did not change between the arms"
+        if not reason:
+            return 0, f"{_unmoved(arms, axis)} did not change between the arms"
+        return comparison.positions, reason
     witness = witnessed(arms.reference.traces, arms.varied.traces, axis.witness)
     shows_steps = axis.name == "load" and COMPANY not in arms.varied.observed
     seen = occupancy([arms.varied.traces]) if shows_steps else None
@@ -250,11 +252,20 @@ def _process_evidence(arms: _Arms, axis: Axis) -> str | None:
     if axis.evidence == "lineage":
         before, after = _served(arms.reference), _served(arms.varied)
         return f"served before: {before}; {after}" if before == NOTHING_SERVED != after else None
-    key = axis.evidence or ""
-    before, after = arms.reference.observed.get(key), arms.varied.observed.get(key)
-    if before is None or after is None or before == after:
+    if _unmoved(arms, axis):
         return None
-    return f"observed {key}: {before} and {after}"
+    seen = ((key, arms.reference.observed[key], arms.varied.observed[key]) for key in _keys(axis))
+    return "observed " + ", ".join(f"{key}: {before} and {after}" for key, before, after in seen)
+
+
+def _unmoved(arms: _Arms, axis: Axis) -> str:
+    """The observed fields that should differ between the arms, and do not, or that an arm does not show."""
+    pairs = ((key, arms.reference.observed.get(key), arms.varied.observed.get(key)) for key in _keys(axis))
+    return " and ".join(key for key, before, after in pairs if before is None or after is None or before == after)
+
+
+def _keys(axis: Axis) -> tuple[str, ...]:
+    return (axis.evidence or "", *axis.also)
 
 
 def _served(capture: Capture) -> object:

@@ -83,7 +83,7 @@ class Engine:
         self.drafter = drafter
         self.fast = fast
         self.draws = Draws(config)
-        self.observed_rows = 0  # rows of logits whose log-softmax was computed, since the engine started
+        self.observed_rows = 0  # rows of logits whose log-probabilities were read, since the engine started
         self.arithmetic = arithmetic
         self.grammars = grammars
         self._kernels = kernels
@@ -246,7 +246,6 @@ class Engine:
             self.scheduler.publish(piece.sequence)
         if not complete:
             return []
-        self.observed_rows += logits.shape[0] if self.config.observer != "none" else 0
         if self.config.fault == SHIFTED_MASKS:
             shift_masks(complete)
         ends = np.cumsum(wanted)
@@ -303,6 +302,7 @@ class Engine:
         if silent:
             return Position(token, own, math.nan, top, np.empty(0, np.float32), digest)
         logprobs = row.logprobs(np.array([token, *top], np.int32))
+        self.observed_rows += 1
         return Position(token, own, float(logprobs[0]), top, logprobs[1:], digest)
 
     def _pick(self, row: LogitRow, sequence: Sequence, leader: Sequence) -> int:

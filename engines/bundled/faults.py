@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STALE_PAGE, LOST_FLUSH, SHORT_HASH, MISPLACED_PAGE = "stale-page", "lost-flush", "short-hash", "misplaced-page"
 CLONE_SAMPLES, OBSERVER_DRAWS = "clone-samples", "observer-draws"
 SHARED_SAMPLING, UNVERIFIED, SHIFTED_MASKS = "shared-sampling", "unverified", "shifted-masks"
+HOST_FORWARD = "host-forward"
 FAULTS = {
     "none": "nothing",
     STALE_PAGE: "a step sees the page table as it was before its newest page was taken",
@@ -28,6 +29,7 @@ FAULTS = {
     UNVERIFIED: "proposed tokens are taken without looking; where there is a fast path, its own alone",
     SHIFTED_MASKS: "each grammar of a step masks the logits of the one before it",
     SHARED_SAMPLING: "the first request of a step decides how all of them are sampled",
+    HOST_FORWARD: "whatever device was asked for, the forward pass stays on the CPU",
     OBSERVER_DRAWS: "reporting logprobs uses up a random number",
     MISPLACED_PAGE: "a restored cache has each page's keys and values in the place of the page before it; a prompt "
     "that was handed over has each token's in the place of the token after it",

@@ -184,6 +184,12 @@ def test_cells_for_a_gpu_are_foreseen_to_be_unsupported_without_one_and_planned_
     monkeypatch.setattr("harness.requires.count_accelerators", lambda: 1)
     plan = make_plan(load_matrix("gpu"), subject)
     assert {pair.unsupported for pair in plan.pairs} == {None}
-    lifetimes = [dict(case.lifetime.settings) for case in plan.cases.values()]
-    assert {one["device"] for one in lifetimes} == {"cuda"}
+    settings = {name: dict(case.lifetime.settings) for name, case in plan.cases.items()}
+    both = [pair for pair in plan.pairs if pair.cell.axis.name == "device"]
+    references = {name for pair in both for name in (pair.reference, pair.floor)}
+    references |= {name for pair in both for name in (pair.control_reference, pair.control_floor)}
+    assert len(both) == 2
+    assert {name for name, one in settings.items() if one["device"] == "cpu"} == references
+    assert {one["device"] for one in settings.values()} == {"cpu", "cuda"}
+    lifetimes = settings.values()
     assert {one["arithmetic"] for one in lifetimes} == {"portable", "tensorcore", "free", "native"}

@@ -87,6 +87,7 @@ class NativeArithmetic:
 
     def __init__(self, model: Model, config: EngineConfig, device: str = "cpu") -> None:
         self._config, self._shape, self._device = config, model.config, device
+        self._logits_device = ""  # nothing was computed yet
         self._layers = tuple(self._layer(model, i) for i in range(model.config.num_hidden_layers))
         self._embedding = self._tensor(model.weights["model.embed_tokens.weight"])
         tied = model.config.tie_word_embeddings
@@ -145,7 +146,9 @@ class NativeArithmetic:
                 x = x + layer.mlp(normed)
             wanted = x[self._index(batch.wanted)]
             normed = f.rms_norm(wanted, (c.hidden_size,), self._norm, c.rms_norm_eps)
-            logits: Float32 = f.linear(normed, self._head).cpu().numpy()
+            found = f.linear(normed, self._head)
+            self._logits_device = str(found.device)
+            logits: Float32 = found.cpu().numpy()
         return logits
 
     def _attention(self, layer: _Layer, qkv: Tensor, batch: StepBatch) -> Tensor:
@@ -221,4 +224,5 @@ class NativeArithmetic:
             "chunk_width": "not defined",
             "key_chunk": "not defined",
             "tuning": self._config.tuning,
+            **({"logits_device": self._logits_device} if self._logits_device else {}),
         }

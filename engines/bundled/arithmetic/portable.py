@@ -157,6 +157,7 @@ class KernelArithmetic:
             "chunk_width": order.qkv if portable else "follows the step",
             "key_chunk": order.key_chunk if portable else "follows the step",
             "tuning": self._config.tuning,
+            "logits_device": "cpu",
             "weights": storage(matrices(self._weights)),
         }
 

@@ -48,13 +48,18 @@ def open_gpu_arithmetic(model: Model, config: EngineConfig, device: str) -> Arit
 
 
 def check_dtype(config: EngineConfig, device: str) -> None:
-    """Raises NotSupported for bfloat16 where there is no GPU to compute it, and for recorded graphs on a CPU."""
+    """Raises NotSupported for bfloat16 without a GPU to compute it, and for settings that nothing here would read."""
     if device == "cpu" and config.enforce_eager:
         raise NotSupported("enforce_eager=true: a CPU has no recorded graphs to do without; set device=cuda")
     if device == "cpu" and (config.arithmetic == "tensorcore" or config.dtype != "float32"):
         raise NotSupported(
             f"arithmetic={config.arithmetic}, dtype={config.dtype}: bfloat16 runs on an NVIDIA GPU alone; "
             "set device=cuda on a machine that has one"
+        )
+    if config.k_order != "chain" and config.dtype == "float32":
+        raise NotSupported(
+            f"k_order={config.k_order}: float32 sums have one order, that of arithmetic={config.arithmetic}; set "
+            "k_order=chain, or arithmetic=tensorcore"
         )
 
 

@@ -16,6 +16,7 @@ from engines.bundled.gpu import driver as cu
 from engines.bundled.gpu.arguments import FIELDS, FUSED_FIELDS, pack_arguments
 from engines.bundled.gpu.driver import Driver, LaunchAttribute, LaunchConfig, Pointer
 from engines.bundled.gpu.interface import Array, GpuError, Launch, Shape
+from engines.bundled.gpu.ledger import note_kernels
 from engines.bundled.gpu.memory import out_of_memory
 from engines.bundled.gpu.nvrtc import Nvrtc, forbidden_instructions
 
@@ -32,12 +33,13 @@ def open_driver(device: int = 0) -> Driver:
 class CudaRecording:
     """An instantiated CUDA graph."""
 
-    def __init__(self, machine: CudaMachine, executable: Pointer) -> None:
-        self._machine, self._executable = machine, executable
+    def __init__(self, machine: CudaMachine, executable: Pointer, kernels: int) -> None:
+        self._machine, self._executable, self._kernels = machine, executable, kernels
 
     def replay(self) -> None:
         """Launches the graph after all earlier work."""
         self._machine.driver.call("cuGraphLaunch", self._executable, self._machine.stream)
+        note_kernels(self._kernels)
 
     def close(self) -> None:
         """Destroys the graph."""
@@ -71,7 +73,6 @@ class CudaMachine:
             "gpu_multiprocessors": self.multiprocessors,
             "gpu_linked": self.linked,
         }
-        self.launches = 0
         self._held: list[int] = []
         self.recordings: list[CudaRecording] = []
         self.module, self.stream = Pointer(), Pointer()
@@ -128,12 +129,16 @@ class CudaMachine:
 
     def launch(self, launch: Launch) -> None:
         """Starts one kernel."""
+        self._submit(launch)
+        note_kernels(1)
+
+    def _submit(self, launch: Launch) -> None:
+        """To the stream, or into the graph that is being captured from it."""
         arguments = pack_arguments(launch.kernel, launch.arguments)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         config, keep = self._config(launch)
         self.driver.call("cuLaunchKernelEx", ctypes.byref(config), self._functions[launch.kernel], parameters, None)
         del keep
-        self.launches += 1
 
     def _config(self, launch: Launch) -> tuple[LaunchConfig, object]:
         attributes = (LaunchAttribute * 2)()
@@ -163,16 +168,24 @@ class CudaMachine:
         graph, executable = Pointer(), Pointer()
         self.driver.call("cuStreamBeginCapture_v2", self.stream, 2)
         for launch in launches:
-            self.launch(launch)
+            self._submit(launch)
         self.driver.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         self.driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0))
         self.driver.call("cuGraphDestroy", graph)
-        self.recordings.append(CudaRecording(self, executable))
+        self.recordings.append(CudaRecording(self, executable, len(launches)))
         return self.recordings[-1]
 
     def free_bytes(self) -> int:
         """Free memory of the card."""
         return self.driver.free_bytes()
+
+    def device_of(self, address: int) -> str | None:
+        """By the driver's own record of the address."""
+        kind, ordinal, where = ctypes.c_uint(), ctypes.c_int(), ctypes.c_uint64(address)
+        for found, attribute in ((kind, cu.MEMORY_TYPE), (ordinal, cu.DEVICE_ORDINAL)):
+            if self.driver.try_call("cuPointerGetAttribute", ctypes.byref(found), attribute, where) != 0:
+                return None
+        return f"cuda:{ordinal.value}" if kind.value == cu.DEVICE_MEMORY else None
 
     def clusters_that_fit(self, launch: Launch) -> int:
         """By the driver's occupancy calculator; 0 before compute capability 9.0 and where shared memory is short."""

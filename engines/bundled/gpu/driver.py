@@ -16,6 +16,7 @@ OUT_OF_MEMORY = 2
 COMPUTE_MAJOR, COMPUTE_MINOR, MULTIPROCESSORS, SHARED_OPT_IN = 75, 76, 16, 97  # device attributes
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14  # function attributes
 CLUSTER_DIMENSION, STREAM_SERIALIZATION = 4, 6  # launch attributes
+MEMORY_TYPE, DEVICE_ORDINAL, DEVICE_MEMORY = 2, 9, 2  # pointer attributes, and a value of the first
 
 
 class _Value(ctypes.Union):

@@ -16,6 +16,7 @@ import numpy as np
 
 from engines.bundled.gpu.arguments import pack_arguments
 from engines.bundled.gpu.interface import Array, GpuError, Launch, Shape
+from engines.bundled.gpu.ledger import note_kernels
 from engines.bundled.gpu.memory import EMULATED_BYTES, out_of_memory
 from engines.bundled.gpu.source import EMULATION, define_flags, digest, read_source
 from engines.bundled.kernels.build import cache_folder, compiler_version
@@ -88,6 +89,7 @@ class EmulatedMachine:
         grid = (ctypes.c_uint * 3)(*launch.grid)
         run(ctypes.byref(arguments), grid, launch.block, launch.cluster, launch.shared, self._reversed)
         self.launched.append(launch.kernel)
+        note_kernels(1)
 
     def record(self, launches: list[Launch]) -> EmulatedRecording:
         """Kept as a list."""
@@ -96,6 +98,10 @@ class EmulatedMachine:
     def free_bytes(self) -> int:
         """What is left of the pretended memory."""
         return self._left
+
+    def device_of(self, address: int) -> str | None:
+        """By what this machine has handed out."""
+        return "emulated" if address in self._held else None
 
     def clusters_that_fit(self, launch: Launch) -> int:
         """Any number."""

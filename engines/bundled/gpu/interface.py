@@ -103,6 +103,9 @@ class Machine(Protocol):
     def free_bytes(self) -> int:
         """Memory that can still be allocated."""
 
+    def device_of(self, address: int) -> str | None:
+        """On which device the memory at an address lies; None where that cannot be said."""
+
     def clusters_that_fit(self, launch: Launch) -> int:
         """How many clusters of this launch run at the same time; 0 when none does."""
 

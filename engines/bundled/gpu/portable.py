@@ -85,6 +85,7 @@ class GpuArithmetic:
         self.use_graphs = not config.enforce_eager
         self.use_device_softmax = True
         self._newest: Float32 | None = None
+        self._seen: tuple[int, str | None] = (0, None)  # where the newest logits lay, and the device of that address
         self.pool_pages = config.num_pages
         self.model, self._config, self.kernels = c, config, kernels
         positions = min(c.max_position_embeddings, config.num_pages * config.page_size)
@@ -120,11 +121,16 @@ class GpuArithmetic:
         self._run(step, order, buffers, is_fused)
         logits = np.empty((step.wanted, self.model.vocab_size), np.float32)
         self.machine.download(buffers.logits, logits)
+        self._note_device(buffers.logits)
         logits.flags.writeable = False  # it stands for what lies on the device (`log_softmax`)
         self._newest = logits
         self.steps += 1
         self.fused_steps += is_fused
         return logits
+
+    def _note_device(self, address: int) -> None:
+        if address != self._seen[0]:
+            self._seen = (address, self.machine.device_of(address))
 
     def launches(self, step: Step, order: Order, is_fused: bool) -> list[Launch]:
         """All launches of a step whose words are uploaded."""
@@ -379,6 +385,7 @@ class GpuArithmetic:
             "kv_fraction": self._config.kv_fraction or KV_FRACTION,
             "gpu_fused": self._fused_in_words(),
             "gpu_graphs": f"steps of up to {GRAPH_TOKENS} tokens" if self.use_graphs else "none",
+            **({"logits_device": self._seen[1]} if self._seen[1] else {}),
             **self.machine.facts,
         }
 

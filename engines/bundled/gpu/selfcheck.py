@@ -19,6 +19,7 @@ from engines.bundled.gpu import operators
 from engines.bundled.gpu.cases import Kind, Operators, Pair, hashed
 from engines.bundled.gpu.expert_cases import expert_pair
 from engines.bundled.gpu.experts import FEW_PAIRS
+from engines.bundled.gpu.fused import CHUNK_KEYS, NEAR_KEYS
 from engines.bundled.gpu.interface import GpuError, Machine, Shape
 from engines.bundled.gpu.operators import Tuning
 from engines.bundled.gpu.portable import GpuArithmetic
@@ -29,6 +30,7 @@ KERNELS = (
     *(f"few_rows_{rows}" for rows in (1, 2, 4, 8)),
     *(f"many_rows_{tile}" for tile in ("any", "32", "64", "64x128", "128")),
 )
+FAR, PIECE = CHUNK_KEYS + 8, 64  # a position whose keys are two chunks, and how many tokens before it run at a time
 
 
 def check_arithmetic(arithmetic: GpuArithmetic) -> None:
@@ -94,26 +96,46 @@ def check_fused(arithmetic: GpuArithmetic) -> None:
     shape = arithmetic.shape
     if not arithmetic.use_fused:
         return
-    for rows in sorted({min(rows, arithmetic.pool_pages) for rows in (1, 2, 3, 5)}):  # one for each kernel
-        logits = [_decode(arithmetic, rows, use) for use in (False, True)]
+    ways = [(rows, 0) for rows in sorted({min(rows, arithmetic.pool_pages) for rows in (1, 2, 3, 5)})]
+    far = min(FAR, arithmetic.model.max_position_embeddings - 1, arithmetic.pool_pages * shape.page - 1)
+    if arithmetic.use_resident and far >= NEAR_KEYS:
+        ways.append((1, far))  # with the others, each kernel of a fused step once
+    for rows, position in ways:
+        logits = [_decode(arithmetic, rows, position, use) for use in (False, True)]
         differing = np.count_nonzero(logits[0].view(np.int32) != logits[1].view(np.int32))
         if differing:
             raise GpuError(
-                f"self-check: fused decode of {rows} rows with clusters of {shape.cluster} differs from the separate "
-                f"operators in {differing} of {logits[0].size} logits"
+                f"self-check: fused decode of {rows} rows from position {position} on with clusters of {shape.cluster} "
+                f"differs from the separate operators in {differing} of {logits[0].size} logits"
             )
 
 
-def _decode(arithmetic: GpuArithmetic, rows: int, use_fused: bool) -> Float32:
-    """Logits of `rows` new tokens behind prefixes of 1 to `rows` tokens, on the first pages of the pool."""
+def _decode(arithmetic: GpuArithmetic, rows: int, position: int, use_fused: bool) -> Float32:
+    """Logits of `rows` tokens on the first pages of the pool: at 0 to 2, or of one at `position` behind a prompt."""
     before, use_graphs = arithmetic.use_fused, arithmetic.use_graphs
     arithmetic.use_fused, arithmetic.use_graphs = use_fused, False
     try:
-        for position in range(min(3, arithmetic.shape.page)):
-            logits = arithmetic.forward(_step(rows, position))
+        if position:
+            for begin in range(0, position, PIECE):
+                arithmetic.forward(_piece(arithmetic, begin, min(begin + PIECE, position)))
+            return arithmetic.forward(_piece(arithmetic, position, position + 1))
+        for place in range(min(3, arithmetic.shape.page)):
+            logits = arithmetic.forward(_step(rows, place))
     finally:
         arithmetic.use_fused, arithmetic.use_graphs = before, use_graphs
     return logits
+
+
+def _piece(arithmetic: GpuArithmetic, begin: int, end: int) -> StepBatch:
+    """Tokens `begin` to `end` of one prompt."""
+    position = np.arange(begin, end, dtype=np.int32)
+    return StepBatch(
+        token=(position + 1) % np.int32(arithmetic.model.vocab_size),
+        sequence=np.zeros_like(position),
+        position=position,
+        page_table=np.arange((end - 1) // arithmetic.shape.page + 1, dtype=np.int32)[None],
+        wanted=np.array([end - begin - 1], np.int32),
+    )
 
 
 def _step(rows: int, position: int) -> StepBatch:

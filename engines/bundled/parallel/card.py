@@ -185,6 +185,7 @@ class CardArithmetic(GpuArithmetic):
         if not step.wanted:
             return np.empty((0, sum(sizes)), np.float32)
         everyone = self._exchange.collect(room.given, step.wanted * max(sizes))
+        self._note_device(room.given)
         logits = [
             given[: step.wanted * size].reshape(step.wanted, size) for given, size in zip(everyone, sizes, strict=True)
         ]

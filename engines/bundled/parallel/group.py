@@ -143,11 +143,10 @@ class Group:
     def _collective(self, what: str) -> Iterator[None]:
         try:
             yield
-        except CollectiveError:
+        except BaseException as error:  # an interrupt, too: it leaves others waiting in the meeting
             self._broken = True
-            raise
-        except RuntimeError as error:
-            self._broken = True
+            if isinstance(error, CollectiveError) or not isinstance(error, RuntimeError):
+                raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CollectiveError(f"rank {self.rank}: {what} failed: {first}") from error
 

@@ -97,10 +97,14 @@ class RankProcess:
         why = said if said and status is not None else self._ending(0)
         return f"{self.name} {why}{self._tail()}" if why is not said else f"{self.name}: {why}"
 
-    def end(self) -> None:
-        """Ends the process, whatever it does."""
+    def dismiss(self) -> None:
+        """Tells the process that nothing more comes: it leaves its group and ends."""
         with contextlib.suppress(BrokenPipeError):
             cast("IO[bytes]", self._process.stdin).close()
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self.dismiss()
         if self.wait(GRACE_S) is None:
             self._process.kill()
             self._process.wait()
@@ -255,7 +259,9 @@ class ParallelArithmetic:
         return RankError(self._broken)
 
     def _end_others(self) -> None:
-        """Whatever state they are in; this process runs where it did before."""
+        """Whatever state they are in; this process runs where it did before. All are told before one is waited for."""
+        for other in self._others:
+            other.dismiss()
         for other in self._others:
             other.end()
         self._binding.undo()

@@ -356,3 +356,10 @@ def test_a_sequence_that_finished_in_the_step_that_raised_stays_finished():
     assert (first.finish_reason, first.generated) == ("length", 1)
     assert not engine.has_work
     engine.check_pages()
+    assert engine.observed_rows == 1  # the other's log-probabilities were not read
+
+
+def test_log_probabilities_that_nobody_observes_are_not_counted():
+    engine = scripted_engine(options(observer="none"))
+    run_all(engine, [request("r", [1, 2])])
+    assert engine.observed_rows == 0

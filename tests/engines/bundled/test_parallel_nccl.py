@@ -77,3 +77,13 @@ def test_a_collective_on_cards_ends_by_its_deadline_or_when_a_process_is_gone():
         lost._wait(Waiting())
     assert silent._broken
     assert lost._broken
+
+
+def test_an_interrupted_collective_leaves_a_group_that_is_not_waited_for():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    group = waiting_group(60.0, interrupted)
+    with pytest.raises(KeyboardInterrupt), group._collective("all-gather"):
+        group._wait(Waiting())
+    assert group._broken

@@ -380,26 +380,31 @@ def test_other_ranks_find_this_package_where_it_was_not_installed(monkeypatch):
     assert ranks._search_path() == root
 
 
-class Waiting:
-    """The first rank's place in a group, and another rank, each of which ends when the other one leaves."""
+class Place:
+    """One rank's in a group that nobody can leave before all others leave it, too."""
 
-    def __init__(self):
-        self.gone, self.left = threading.Event(), threading.Event()
-        self.waited = []
+    def __init__(self, everyone):
+        self._everyone, self._thread, self.left = everyone, None, False
 
     def close(self):
-        self.left.set()
-        self.waited.append(self.gone.wait(10.0))
+        self._everyone.wait(10.0)
+        self.left = True
+
+    def dismiss(self):
+        self._thread = threading.Thread(target=self.close)
+        self._thread.start()
 
     def end(self):
-        self.gone.set()
-        self.waited.append(self.left.wait(10.0))
+        if self._thread is None:
+            self.dismiss()
+        self._thread.join()
 
 
 def test_all_ranks_leave_a_group_at_the_same_time():
-    """Over NCCL each waits there for the others, so neither side may come first."""
-    both = Waiting()
+    """Over NCCL each waits there for the others, so none may be waited for before all are told."""
+    everyone = threading.Barrier(4)
+    first, *others = places = [Place(everyone) for _ in range(4)]
     arithmetic = ParallelArithmetic.__new__(ParallelArithmetic)
-    arithmetic._others, arithmetic._group, arithmetic._binding = (both,), both, Binding(1, 1)
+    arithmetic._others, arithmetic._group, arithmetic._binding = others, first, Binding(1, 1)
     arithmetic.close()
-    assert both.waited == [True, True]
+    assert all(place.left for place in places)

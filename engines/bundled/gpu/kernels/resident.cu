@@ -538,6 +538,12 @@ DEVICE void resident_mlp(const ResidentArguments& a, int cluster, int rank, uint
   }
 }
 
+// A block's shared memory has to last until all that others of its cluster tell it has arrived.
+DEVICE void leave_together() {
+  __syncthreads();
+  cluster_barrier();
+}
+
 template <bool near>
 DEVICE void resident_block(const ResidentArguments& a) {
   const int cluster = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
@@ -546,6 +552,7 @@ DEVICE void resident_block(const ResidentArguments& a) {
   const uint32_t before = *a.epoch;
   if (cluster < KV_HEADS) resident_attention<near>(a, cluster, rank, before);
   else resident_mlp(a, cluster - KV_HEADS, rank, before);
+  leave_together();
 }
 RESIDENT_KERNEL(decode_resident_near, ResidentArguments, THREADS) { resident_block<true>(a); }
 RESIDENT_KERNEL(decode_resident_far, ResidentArguments, THREADS) { resident_block<false>(a); }

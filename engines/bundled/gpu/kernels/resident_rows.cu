@@ -335,6 +335,7 @@ DEVICE void resident_rows(const ResidentArguments& a) {
   const uint32_t before = *a.epoch;
   if (cluster < KV_HEADS) attention_rows<R>(a, cluster, rank, before);
   else mlp_rows<R>(a, cluster - KV_HEADS, rank, before);
+  leave_together();
 }
 RESIDENT_KERNEL(decode_resident_2, ResidentArguments, THREADS) { resident_rows<2>(a); }
 RESIDENT_KERNEL(decode_resident_4, ResidentArguments, THREADS) { resident_rows<4>(a); }

@@ -21,7 +21,7 @@ from engines.bundled.gpu.tensorcore.selftest import sample
 from engines.bundled.gpu.tensorcore.softmax import summarise
 
 REPORTED = 20  # candidates
-SPREADS = (0.01, 1.0, 50.0)  # of logits
+SPREADS = (0.01, 1.0, 50.0)  # of logits, a row each
 LENGTH = 2 * KEYS + 44  # past two splits of keys
 
 
@@ -55,15 +55,26 @@ def check_reports(arithmetic: TensorCoreArithmetic) -> None:
     k, rows = min(REPORTED, vocab), len(SPREADS)
     logits = sample(rows, vocab, arithmetic.weights.head.device, torch.float32).clamp(-200, 200)
     logits = (logits * torch.tensor(SPREADS, device=logits.device)[:, None]).to(arithmetic.weights.head.dtype)
-    x = logits.float().cpu().numpy()
-    found = summarise(logits, k, np.zeros(rows, np.int32), softmax=True)
-    expected = kernels.log_softmax(x, arithmetic.engine.threads)
+    logits[0] = -logits[0].abs()  # also the largest are below 0
+    x, asked = logits.float().cpu().numpy(), np.arange(rows, dtype=np.int32) * (vocab // rows)
+    found = summarise(logits, k, asked, softmax=True)
+    expected, ids = kernels.log_softmax(x, arithmetic.engine.threads), kernels.top_k(x, k)
     mine = np.stack([found.logprobs(row, x[row]) for row in range(rows)])
-    wrong = int((mine.view(np.int32) != expected.view(np.int32)).sum()) + int((found.ids != kernels.top_k(x, k)).sum())
+    wrong = int((mine.view(np.int32) != expected.view(np.int32)).sum()) + int((found.ids != ids).sum())
+    wrong += int((found.values != np.take_along_axis(x, ids, 1)).sum())
+    wrong += int((found.asked != np.take_along_axis(x, asked[:, None], 1)[:, 0]).sum())
+    wrong += _unseen(logits, found.bad)
     arithmetic.can_report = wrong == 0
     arithmetic.facts["gpu_reports"] = (
         f"on the device, equal in {mine.size} logprobs" if not wrong else f"on the host: {wrong} of {mine.size} differ"
     )
+
+
+def _unseen(logits: torch.Tensor, bad: Int32) -> int:
+    """Of three finite rows: how many were not said to be that (`bad`), or to be so with a NaN or an infinity in it."""
+    spoiled = logits.clone()
+    spoiled[:, -1] = torch.tensor((torch.nan, torch.inf, -torch.inf), dtype=logits.dtype, device=logits.device)
+    return int((bad != 0).sum()) + int((summarise(spoiled, 1, np.zeros_like(bad), softmax=False).bad != 1).sum())
 
 
 def _step(prompt: Int32, pages: Int32, start: int, end: int) -> StepBatch:

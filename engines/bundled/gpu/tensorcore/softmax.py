@@ -116,8 +116,9 @@ class CardRow:
 
     def values(self, ids: Int32) -> Float32:
         """(n,) logits of these ids."""
-        known = dict(zip(self._summary.ids[self._index].tolist(), self._summary.values[self._index], strict=True))
-        known[int(self._step.ids[self._index])] = self._summary.asked[self._index]
+        known = {int(self._step.ids[self._index]): self._summary.asked[self._index]}
+        # Candidates, whose -0.0 is 0.0 as that of the largest is, come last: the largest less itself is +0.0.
+        known |= zip(self._summary.ids[self._index].tolist(), self._summary.values[self._index], strict=True)
         if all(number in known for number in ids.tolist()):
             return np.array([known[number] for number in ids.tolist()], np.float32)
         found: Float32 = self.logits()[ids]

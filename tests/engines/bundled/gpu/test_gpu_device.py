@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import gpu_cases
@@ -11,7 +12,10 @@ from resized_model import resized
 
 from engines.bundled.arithmetic import open_arithmetic
 from engines.bundled.errors import NotSupported
-from engines.bundled.gpu import open_gpu_arithmetic, why_not
+from engines.bundled.gpu import driver as cu
+from engines.bundled.gpu import open_gpu_arithmetic, operators, why_not
+from engines.bundled.gpu.cuda import CudaMachine
+from engines.bundled.gpu.ledger import kernels_launched
 from engines.bundled.gpu.nvrtc import forbidden_instructions
 from engines.bundled.parallel.ranks import open_parallel
 
@@ -34,6 +38,78 @@ def test_a_gpu_gives_the_bits_or_the_reason_why_there_is_none(arithmetic):
             assert np.array_equal(expected.view(np.int32), found.view(np.int32))
         else:
             assert np.allclose(expected, found, atol=1e-3)
+
+
+def count(gpu, *, use_graphs):
+    """Kernels that the script's steps run."""
+    gpu.use_graphs, before = use_graphs, kernels_launched()
+    for step in gpu_cases.script():
+        gpu.forward(step)
+    return kernels_launched() - before
+
+
+@pytest.mark.parametrize("device", ["cuda", "emulated"])
+def test_replayed_kernels_are_counted_and_logits_say_where_they_lay(device):
+    model, settings = gpu_cases.tiny(), gpu_cases.config()
+    if device == "cuda" and why_not() is not None:
+        with pytest.raises(NotSupported, match=r"device=cuda"):
+            open_gpu_arithmetic(model, settings, device)
+        return
+    gpu = open_gpu_arithmetic(model, settings, device) if device == "cuda" else gpu_cases.emulated(model)
+    one_by_one = count(gpu, use_graphs=False)
+    assert count(gpu, use_graphs=True) == count(gpu, use_graphs=True) == one_by_one > 0
+    assert gpu.graph_steps > 0
+    assert gpu.describe()["logits_device"] == {"cuda": "cuda:0"}.get(device, device)
+
+
+class StubDriver:
+    """Accepts every call; says of an address what it was told."""
+
+    def __init__(self):
+        self.said = {}  # pointer attribute to value; others are refused
+
+    def call(self, name, *arguments):
+        assert self.try_call(name, *arguments) == 0
+
+    def try_call(self, name, *arguments):
+        if name != "cuPointerGetAttribute":
+            return 0
+        where, attribute, _ = arguments
+        if attribute not in self.said:
+            return 1
+        where._obj.value = self.said[attribute]
+        return 0
+
+
+@pytest.fixture
+def machine():
+    machine = object.__new__(CudaMachine)
+    machine.driver, machine.linked, machine.stream, machine.recordings = StubDriver(), True, cu.Pointer(), []
+    machine._functions = defaultdict(cu.Pointer)
+    return machine
+
+
+def test_a_graph_counts_its_kernels_when_it_runs_and_not_when_it_is_recorded(machine):
+    launch, before = operators.embed(256, 512, 768, 3), kernels_launched()
+    recording = machine.record([launch, launch])
+    assert kernels_launched() - before == 0
+    recording.replay()
+    recording.replay()
+    machine.launch(launch)
+    assert kernels_launched() - before == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "device"),
+    [
+        ({cu.MEMORY_TYPE: cu.DEVICE_MEMORY, cu.DEVICE_ORDINAL: 1}, "cuda:1"),
+        ({cu.MEMORY_TYPE: 1, cu.DEVICE_ORDINAL: 0}, None),  # the host's, known to the driver
+        ({}, None),
+    ],
+)
+def test_the_driver_says_where_an_address_lies(machine, said, device):
+    machine.driver.said = said
+    assert machine.device_of(256) == device
 
 
 FAMILIES = {

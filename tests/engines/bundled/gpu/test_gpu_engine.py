@@ -159,6 +159,8 @@ def test_the_pool_is_what_was_asked_for_or_a_stated_fraction_of_what_the_weights
         ({"arithmetic": "tensorcore", "dtype": "bfloat16"}, EMULATED, "tensorcore, dtype=bfloat16 needs an NVIDIA GPU"),
         ({"arithmetic": "native"}, EMULATED, "native, dtype=float32 needs an NVIDIA GPU"),
         ({"enforce_eager": True}, "cpu", "a CPU has no recorded graphs"),
+        ({"k_order": "tree"}, "cpu", "k_order=tree: float32 sums have one order, that of arithmetic=portable"),
+        ({"k_order": "tree"}, EMULATED, "k_order=tree: float32 sums have one order"),
     ],
 )
 def test_what_a_device_does_not_do_is_refused(changes, device, reason):

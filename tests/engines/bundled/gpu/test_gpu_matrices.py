@@ -7,9 +7,11 @@ import time
 from itertools import pairwise, product
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from benchmarks.gpu_matrices import ROOT, SHARES, Ledger, Part, all_parts, environment, run_part
+from benchmarks.gpu_matrices import ROOT, SHARES, Ledger, Part, all_parts, cells_of, environment, main, run_part
 
 SHOW = "import json, os; print(json.dumps([os.environ[name] for name in ('PYTHONPATH', 'NCCL_NVLS_ENABLE')]))"
 
@@ -52,7 +54,11 @@ def test_every_cell_of_a_matrix_is_in_one_part_of_each_arithmetic(tmp_path):
         of_it = [cell for part in parts if part.name.startswith(f"{kind}-{name}-") for cell in chosen(part)]
         files = {path.stem for path in (ROOT / "cells" / name).glob("*.toml")} - {"matrix"}
         assert sorted(of_it) == sorted(files)
-    for name in ("gpu", "8b-native", "8b-tensorcore"):
+    names = {part.name for part in parts}
+    assert "cpu-to-gpu-logits" in names
+    of_gpu = {cell for part in parts if "gpu" in part.command[:6] for cell in chosen(part)}
+    assert set(cells_of("gpu")) - of_gpu <= {"cpu-to-gpu"}  # where SmolLM2's file is not
+    for name in ("gpu", "8b-native", "8b-tensorcore", *({"cpu-to-gpu-logits", "cpu-to-gpu"} & names)):
         assert all(
             (ROOT / "cells/gpu" / f"{cell}.toml").is_file()
             for part in parts
@@ -66,3 +72,11 @@ def test_cells_that_are_named_are_the_only_ones(tmp_path):
     assert {part.name: chosen(part) for part in parts if part.name != "smollm2"} == {
         "portable-quick-1": ["alone-vs-batch"], "portable-sampling-1": ["samples"],
     }  # fmt: skip
+
+
+def test_a_cell_there_is_not_is_an_error_and_not_left_out(monkeypatch, tmp_path, capsys):
+    words = ["gpu_matrices.py", str(tmp_path), "--device", "cpu", "--cells", "samples", "sample"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--cells: there is no 'sample' in quick, scheduler, sampling" in capsys.readouterr().err

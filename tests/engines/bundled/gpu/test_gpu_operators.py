@@ -13,7 +13,7 @@ from engines.bundled.gpu.cases import Operators, Pair, hashed
 from engines.bundled.gpu.emulated import EmulatedMachine
 from engines.bundled.gpu.interface import GpuError
 from engines.bundled.gpu.portable import shape_of
-from engines.bundled.gpu.selfcheck import check_arithmetic, expert_pairs, operator_pairs, window_pairs
+from engines.bundled.gpu.selfcheck import check_arithmetic, check_fused, expert_pairs, operator_pairs, window_pairs
 from engines.bundled.kernels.library import load
 
 
@@ -93,6 +93,21 @@ def test_the_start_up_check_finds_a_wrong_fused_step(monkeypatch):
 
 def test_the_start_up_check_passes_on_the_kernels_as_they_are():
     check_arithmetic(gpu_cases.emulated(gpu_cases.tiny()))
+
+
+def test_the_start_up_check_runs_every_kernel_of_resident_decode_and_finds_a_wrong_one(monkeypatch):
+    def check() -> set[str]:
+        gpu = gpu_cases.emulated(gpu_cases.tiny())
+        gpu.use_resident = True
+        check_fused(gpu)
+        return {name for name in gpu.machine.launched if name.startswith("decode_resident_")}
+
+    assert check() == {name for name in FUSED_FIELDS if name.startswith("decode_resident_")}
+    text, old = source.read_source(), "word_of(divide(output, sum), epoch)"
+    assert text.count(old) == 2  # the first is that of one row
+    monkeypatch.setattr(emulated, "read_source", lambda: text.replace(old, "word_of(divide(sum, output), epoch)", 1))
+    with pytest.raises(GpuError, match="self-check: fused decode of 1 rows from position 264 on"):
+        check()
 
 
 def test_data_of_the_start_up_check_that_give_a_nan_are_refused(monkeypatch):

@@ -27,6 +27,7 @@ from engines.bundled.draft import open_drafter
 from engines.bundled.engine import Engine
 from engines.bundled.errors import ComputeError
 from engines.bundled.kernels.library import load
+from engines.bundled.logits import Asked, HostLogits
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,18 @@ def test_what_is_no_number_is_counted():
     assert np.isnan(found.logarithm).all()
 
 
+def test_a_largest_logit_of_minus_zero_that_was_asked_for_has_the_logprob_of_the_cpu():
+    from engines.bundled.gpu.tensorcore.softmax import CardLogits
+
+    x = np.full((1, 40), -100.0, np.float32)
+    x[0, 7] = -0.0
+    asked = Asked(most=1, ids=np.array([7], np.int32), softmax=True)
+    host = HostLogits(x, kernels(), kernels().log_softmax).row(0)
+    card = CardLogits(torch.from_numpy(x).to(torch.bfloat16), asked, kernels()).row(0)
+    expected, found = (row.logprobs(asked.ids) for row in (host, card))
+    assert expected.view(np.int32).tolist() == found.view(np.int32).tolist() == [0]
+
+
 def test_reports_stay_on_the_host_if_the_device_gives_other_bits(monkeypatch):
     from engines.bundled.gpu.tensorcore import selfcheck
 
@@ -87,11 +100,16 @@ def test_reports_stay_on_the_host_if_the_device_gives_other_bits(monkeypatch):
     assert made.can_report
     assert made.facts == {"gpu_reports": "on the device, equal in 183 logprobs"}
     real = selfcheck.summarise
-    monkeypatch.setattr(selfcheck, "summarise", lambda *given, **named: real(*given, **named)._replace(
-        logarithm=np.zeros(3, np.float32)))  # fmt: skip
-    selfcheck.check_reports(made)
-    assert not made.can_report
-    assert made.facts["gpu_reports"].startswith("on the host: ")
+    for part in ("bad", "ids", "values", "asked", "logarithm"):
+
+        def wrong(*given, part=part, **named):
+            found = real(*given, **named)
+            return found._replace(**{part: np.zeros_like(getattr(found, part))})
+
+        monkeypatch.setattr(selfcheck, "summarise", wrong)
+        selfcheck.check_reports(made)
+        assert not made.can_report, part
+        assert made.facts["gpu_reports"].startswith("on the host: ")
 
 
 class Card(ScriptedArithmetic):
