@@ -13,7 +13,6 @@ import random
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,13 +22,25 @@ import numpy as np
 import torch
 from gpu_bits import ROUND, wrong_bits
 from gpu_model import SMOLLM2
-from gpu_workloads import PAGE, QWEN3_8B, ROWS, SEATS, STEP_TOKENS, census, mixed_prompts, random_prompt
+from gpu_workloads import (
+    PAGE,
+    QWEN3_8B,
+    ROWS,
+    SEATS,
+    STEP_TOKENS,
+    census,
+    census_figures,
+    mixed_prompts,
+    random_prompt,
+    row_figures,
+    single_figures,
+)
 
 from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig, ModelConfig
 from engines.bundled.gpu.tensorcore.forward import TensorCoreArithmetic
 from engines.bundled.gpu.tensorcore.generate import Generator, Job
-from engines.bundled.gpu.tensorcore.parallel import EmulatedRanks, join_sums
+from engines.bundled.gpu.tensorcore.parallel import EmulatedRanks, join_sums, rounded
 from engines.bundled.gpu.tensorcore.softmax import summarise
 from engines.bundled.gpu.tensorcore.start import open_source
 from engines.bundled.gpu.tensorcore.weights import K_ORDERS, checksum, random_normal
@@ -64,11 +75,7 @@ def measure_rows(generator: Generator, config: ModelConfig) -> Results:
         for _ in range(row.repeats + 1):
             torch.cuda.synchronize()
             times.append(generator.generate(jobs_of(config, draw, row.requests, row.prompt, row.new)))
-        best = min(times[1:])
-        found[row.name] = {
-            "s": best, "all s": times, "output tokens/s": row.requests * row.new / best,
-            "all tokens/s": row.requests * (row.new + row.prompt) / best,
-        }  # fmt: skip
+        found[row.name] = row_figures(row, times)
         say(row.name, found[row.name])
     return found
 
@@ -82,9 +89,7 @@ def measure_single(generator: Generator, config: ModelConfig) -> Results:
         for _ in range(4):
             whole = generator.generate(jobs_of(config, draw, 1, prompt, 129))
             between.append((whole - statistics.median(first)) / 128)
-        found[str(prompt)] = {
-            "first token ms": 1e3 * statistics.median(first[2:]), "between tokens ms": 1e3 * statistics.median(between)
-        }  # fmt: skip
+        found[str(prompt)] = single_figures(first, between)
         say("one sequence", prompt, found[str(prompt)])
     return found
 
@@ -94,15 +99,11 @@ def count_distinct(generator: Generator, config: ModelConfig, copies: int, new: 
     work = census(config, copies, new)
     jobs = [Job(prompt=prompt, tokens=tokens) for _, prompt, tokens in work]
     seconds = generator.generate(jobs)
-    outs = [tuple(job.out) for (is_copy, _, _), job in zip(work, jobs, strict=True) if is_copy]
+    outs = [job.out for (is_copy, _, _), job in zip(work, jobs, strict=True) if is_copy]
     alone = [Job(prompt=next(prompt for is_copy, prompt, _ in work if is_copy), tokens=new)]
     generator.generate(alone)
-    parts = next((i for i in range(new) if len({out[i] for out in outs}) > 1), None)
-    found = {
-        "copies": len(outs), "new tokens": new, "distinct": len(set(outs)), "first divergence": parts,
-        "equal to the prompt alone": Counter(outs)[tuple(alone[0].out)],
-        "most common": [count for _, count in Counter(outs).most_common(5)],
-        "distinct after 16, 64": [len({out[:n] for out in outs}) for n in (16, 64)],
+    found: Results = {
+        **census_figures(outs, alone[0].out, new),
         "output tokens/s": sum(len(job.out) for job in jobs) / seconds, "s": seconds,
     }  # fmt: skip
     say("census", found)
@@ -195,7 +196,7 @@ def compare_ranks(arithmetic: TensorCoreArithmetic) -> Results:
     found: Results = {"logits": sum(map(torch.Tensor.numel, expected))}
     for name, ranks, exchange in (
         *((f"{ranks} ranks", ranks, join_sums) for ranks in (1, 2, 4, 8)),
-        (f"2 ranks {ROUND}", 2, lambda *given: {s: t.bfloat16().float() for s, t in join_sums(*given).items()}),
+        (f"2 ranks {ROUND}", 2, rounded(join_sums)),
     ):
         emulated = EmulatedRanks(arithmetic, ranks, 64, exchange)
         same = [

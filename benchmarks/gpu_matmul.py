@@ -1,7 +1,7 @@
-"""One process of gpu_tensorcore.py: matrix products and attention in bfloat16, microseconds per call, as JSON.
+"""One process of gpu_tensorcore.py: matrix products in bfloat16, microseconds per call, as JSON.
 
 `--ways cublas` times torch's product in a plain process; `--ways tensorcore` times ours and checks that each way gives
-one form over all numbers of rows; attention is timed beside scaled_dot_product_attention (flash).
+one form over all numbers of rows. Attention has a benchmark of its own, gpu_attention.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from engines.bundled.gpu.tensorcore.attention import attend
-from engines.bundled.gpu.tensorcore.layout import padded_chunks
 from engines.bundled.gpu.tensorcore.linear import CublasLt, Tiled, multiply
-from engines.bundled.gpu.tensorcore.operators import KEYS, Heads, Rows
 from engines.bundled.gpu.tensorcore.tiles import ONE, Tile, all_tiles, choose_tile
 
 ROWS = (1, 8, 64, 256, 1024, 4096)
@@ -122,62 +119,6 @@ def count_forms(x: torch.Tensor, weight: torch.Tensor) -> dict[str, int]:
     }
 
 
-def measure_attention() -> dict[str, object]:
-    """Decode of (sequences, keys) and prefill of (sequences, tokens), 32 / 8 heads of 128, beside torch's."""
-    heads, found = Heads(heads=32, kv=8, dim=128, page=16), {}
-    for sequences, keys in ((1, 1024), (1, 8192), (16, 1024), (16, 8192), (256, 512), (256, 1024), (256, 8192)):
-        found[f"decode {sequences} x {keys}"] = row = measure_decode(heads, sequences, keys)
-        say("decode", sequences, keys, row)
-    for sequences, tokens in ((1, 512), (16, 1024), (1, 8192)):
-        found[f"prefill {sequences} x {tokens}"] = row = measure_prefill(heads, sequences, tokens)
-        say("prefill", sequences, tokens, row)
-    return found
-
-
-def measure_decode(heads: Heads, sequences: int, keys: int) -> dict[str, float]:
-    pool = sequences * keys
-    cache = tuple(torch.randn((pool, 8, 128), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    qkv = torch.randn((sequences, 48 * 128), device="cuda", dtype=torch.bfloat16)
-    pages = torch.randperm(pool // 16, device="cuda").int().view(sequences, -1)
-    index = torch.arange(sequences, device="cuda", dtype=torch.int32)
-    rows = Rows(
-        token=index, sequence=index, position=torch.full_like(index, keys - 1), pages=pages, alone=index,
-        tile_token=index[:0], tile_count=index[:0], tile_sequence=index[:0], pieces=(),
-        chunks=padded_chunks(keys, KEYS),
-    )  # fmt: skip
-    k, v = (c.view(sequences, keys, 8, 128).transpose(1, 2) for c in cache)
-    q = torch.randn((sequences, 32, 1, 128), device="cuda", dtype=torch.bfloat16)
-    return {
-        "ours": time_graph([lambda: attend(qkv, rows, cache, heads)]),
-        "sdpa": time_graph([lambda: sdpa(q, k, v, False)]),
-    }
-
-
-def measure_prefill(heads: Heads, sequences: int, tokens: int) -> dict[str, float]:
-    total = sequences * tokens
-    cache = tuple(torch.randn((total, 8, 128), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    qkv = torch.randn((total, 48 * 128), device="cuda", dtype=torch.bfloat16)
-    each = heads.tile_tokens
-    first = torch.arange(0, total, each, device="cuda", dtype=torch.int32)
-    index = torch.arange(sequences, device="cuda", dtype=torch.int32)
-    rows = Rows(
-        token=first, sequence=index.repeat_interleave(tokens),
-        position=torch.arange(tokens, device="cuda", dtype=torch.int32).repeat(sequences),
-        pages=torch.randperm(total // 16, device="cuda").int().view(sequences, -1), alone=first[:0], tile_token=first,
-        tile_count=torch.full_like(first, each), tile_sequence=first // tokens, pieces=(), chunks=1,
-    )  # fmt: skip
-    q, k, v = (torch.randn((sequences, h, tokens, 128), device="cuda", dtype=torch.bfloat16) for h in (32, 8, 8))
-    return {
-        "ours": time_graph([lambda: attend(qkv, rows, cache, heads)], 3),
-        "sdpa": time_graph([lambda: sdpa(q, k, v, True)], 3),
-    }
-
-
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ways", choices=("cublas", "tensorcore"), required=True)
@@ -186,9 +127,6 @@ def main() -> int:
     options = parser.parse_args()
     with torch.inference_mode():
         results = {"products us": measure_products(options.ways, options.sweep)}
-        options.out.write_text(json.dumps(results, indent=1))
-        if options.ways == "cublas":
-            results["attention us"] = measure_attention()
     options.out.write_text(json.dumps(results, indent=1))
     return 0
 

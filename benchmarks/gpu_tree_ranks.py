@@ -25,7 +25,7 @@ from gpu_arm import SHAPES, rank_steps, say
 
 from engines.bundled.config import EngineConfig
 from engines.bundled.gpu.tensorcore.exchange import RankExchange
-from engines.bundled.gpu.tensorcore.parallel import Ranks, take_shard, tree_of
+from engines.bundled.gpu.tensorcore.parallel import Ranks, rounded, take_shard, tree_of
 from engines.bundled.gpu.tensorcore.start import open_source
 from engines.bundled.gpu.tensorcore.weights import checksum, random_normal
 from engines.bundled.parallel.group import Group, find_store, open_store
@@ -53,10 +53,7 @@ def run_rank(rank: int, ranks: int, port: int, shape: str) -> dict[str, object]:
         "rank": rank, "weights": checksum(arithmetic.weights), "logits": sum(map(torch.Tensor.numel, expected)),
         "facts": arithmetic.describe(),
     }  # fmt: skip
-    for name, meet in (
-        ("differing", exchange),
-        ("control differing", lambda *given: {s: t.bfloat16().float() for s, t in exchange(*given).items()}),
-    ):
+    for name, meet in (("differing", exchange), ("control differing", rounded(exchange))):
         shard = take_shard(arithmetic, tree_of(arithmetic).chunks, chunks[rank], PAGES)
         together, begin = Ranks(arithmetic, [shard], meet), time.monotonic()
         same = [

@@ -16,7 +16,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu_model import SMOLLM2
-from gpu_workloads import QWEN3_8B, ROWS, SEATS, STEP_TOKENS, census, random_prompt
+from gpu_workloads import (
+    QWEN3_8B,
+    ROWS,
+    SEATS,
+    STEP_TOKENS,
+    census,
+    census_figures,
+    random_prompt,
+    row_figures,
+    single_figures,
+)
 
 from engines.bundled.config import ModelConfig
 from engines.vllm_config import EXTENSION, RANDOM_WEIGHTS
@@ -32,6 +41,7 @@ from engines.vllm_config import EXTENSION, RANDOM_WEIGHTS
 START = time.monotonic()
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = {"8b": QWEN3_8B, "smollm2": SMOLLM2}
+SECTIONS = ("rows", "single", "census")
 CONTEXT = 4096  # at most; the longest request has 1,153 tokens
 MODEL_TYPES = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
 Results = dict[str, object]
@@ -120,11 +130,7 @@ def measure_rows(engine: Vllm, repeats: int) -> Results:
     for row in ROWS:
         count = min(repeats, row.repeats)
         times = [engine.random(draw, row.requests, row.prompt, row.new) for _ in range(count + 1)]
-        best = min(times[1:])
-        found[row.name] = {
-            "s": best, "all s": times, "output tokens/s": row.requests * row.new / best,
-            "all tokens/s": row.requests * (row.new + row.prompt) / best,
-        }  # fmt: skip
+        found[row.name] = row_figures(row, times)
         say(row.name, found[row.name])
     return dict(found)
 
@@ -136,9 +142,7 @@ def measure_single(engine: Vllm, repeats: int) -> Results:
         first = [engine.random(draw, 1, prompt, 1) for _ in range(12)]
         whole = [engine.random(draw, 1, prompt, 129) for _ in range(repeats)]
         between = [(seconds - statistics.median(first)) / 128 for seconds in whole]
-        found[str(prompt)] = {
-            "first token ms": 1e3 * statistics.median(first[2:]), "between tokens ms": 1e3 * statistics.median(between)
-        }  # fmt: skip
+        found[str(prompt)] = single_figures(first, between)
         say("one sequence", prompt, found[str(prompt)])
     return dict(found)
 
@@ -147,15 +151,11 @@ def count_distinct(engine: Vllm, copies: int, new: int) -> Results:
     """Copies of one prompt among companions: how many completions there are, and where they part."""
     work = census(engine.config, copies, new)
     answers, seconds = engine.generate([prompt for _, prompt, _ in work], [tokens for _, _, tokens in work])
-    outs = [tuple(out) for (is_copy, _, _), out in zip(work, answers, strict=True) if is_copy]
+    outs = [out for (is_copy, _, _), out in zip(work, answers, strict=True) if is_copy]
     engine.llm.reset_prefix_cache()
     alone, _ = engine.generate([next(prompt for is_copy, prompt, _ in work if is_copy)], new)
     found: Results = {
-        "copies": len(outs), "new tokens": new, "distinct": len(set(outs)),
-        "first divergence": next((i for i in range(new) if len({out[i] for out in outs}) > 1), None),
-        "equal to the prompt alone": Counter(outs)[tuple(alone[0])],
-        "most common": [count for _, count in Counter(outs).most_common(5)],
-        "distinct after 16, 64": [len({out[:n] for out in outs}) for n in (16, 64)],
+        **census_figures(outs, alone[0], new),
         "output tokens/s": sum(map(len, answers)) / seconds, "s": seconds,
     }  # fmt: skip
     say("census", found)
@@ -177,6 +177,9 @@ def main() -> int:
     parser.add_argument("--copies", type=int, default=1000)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    chosen = options.sections.split(",")
+    if unknown := sorted(set(chosen) - set(SECTIONS)):
+        parser.error(f"--sections: there is no {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     set_environment(invariant=options.mode == "invariant")
     engine = Vllm(SHAPES[options.shape])
     results: Results = {"versions": versions(), "start s": time.monotonic() - START}
@@ -187,7 +190,7 @@ def main() -> int:
         "single": lambda: measure_single(engine, options.repeats),
         "census": lambda: count_distinct(engine, options.copies, 128),
     }
-    for name in options.sections.split(","):
+    for name in chosen:
         results[name] = sections[name]()
         options.out.write_text(json.dumps(results, indent=1, default=str))
     facts = engine.facts()

@@ -7,6 +7,9 @@ the rows are compared with.
 from __future__ import annotations
 
 import random
+import statistics
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engines.bundled.config import ModelConfig
@@ -52,6 +55,34 @@ def census(config: ModelConfig, copies: int, new: int) -> list[tuple[bool, list[
     work += [(False, companion, lengths.choice([8, 20, 50, 90, 150, 200])) for companion in companions * 2]
     lengths.shuffle(work)
     return work
+
+
+def row_figures(row: Row, times: list[float]) -> dict[str, object]:
+    """Of seconds, the first of which does not count: the best, and tokens per second at it."""
+    best = min(times[1:])
+    return {
+        "s": best, "all s": times, "output tokens/s": row.requests * row.new / best,
+        "all tokens/s": row.requests * (row.new + row.prompt) / best,
+    }  # fmt: skip
+
+
+def single_figures(first: list[float], between: list[float]) -> dict[str, float]:
+    """Of seconds to the first token, the first two of which do not count, and from token to token: medians."""
+    return {
+        "first token ms": 1e3 * statistics.median(first[2:]), "between tokens ms": 1e3 * statistics.median(between)
+    }  # fmt: skip
+
+
+def census_figures(outs: Sequence[Sequence[int]], alone: Sequence[int], new: int) -> dict[str, object]:
+    """Of what every copy got, and the prompt alone: how many completions there are, and where they part."""
+    counts = Counter(map(tuple, outs))
+    return {
+        "copies": len(outs), "new tokens": new, "distinct": len(counts),
+        "first divergence": next((i for i in range(new) if len({out[i] for out in outs}) > 1), None),
+        "equal to the prompt alone": counts[tuple(alone)],
+        "most common": [count for _, count in counts.most_common(5)],
+        "distinct after 16, 64": [len({tuple(out[:n]) for out in outs}) for n in (16, 64)],
+    }  # fmt: skip
 
 
 def mixed_prompts(config: ModelConfig, count: int) -> list[list[int]]:

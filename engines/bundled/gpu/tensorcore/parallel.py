@@ -134,6 +134,15 @@ def join_sums(sums: Sequence[Sums], _count: int, _like: Tensor) -> Sums:
     return {span: total for one in sums for span, total in one.items()}
 
 
+def rounded(exchange: Exchange) -> Exchange:
+    """What ranks in `free` do: each rounds its sums before they are added, as an all-reduce in bfloat16 does."""
+
+    def meet(sums: Sequence[Sums], count: int, like: Tensor) -> Sums:
+        return {span: one.to(like.dtype).float() for span, one in exchange(sums, count, like).items()}
+
+    return meet
+
+
 class RankedPass:
     """The forward pass of the ranks of this process, all of them or one."""
 

@@ -6,7 +6,7 @@ call by call; what a card lacks is said before weights are loaded, and the self-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from engines.bundled.errors import NotSupported
 from engines.bundled.gpu.tensorcore.exchange import RankExchange
 from engines.bundled.gpu.tensorcore.forward import TensorCoreArithmetic
 from engines.bundled.gpu.tensorcore.layout import lay_out
-from engines.bundled.gpu.tensorcore.parallel import Exchange, RankedPass, Shard, Sums, chunks_in, inner_of
+from engines.bundled.gpu.tensorcore.parallel import Exchange, RankedPass, Shard, chunks_in, inner_of, rounded
 from engines.bundled.gpu.tensorcore.passes import TritonOperators
 from engines.bundled.gpu.tensorcore.prefill import PIECES, padded_tokens
 from engines.bundled.gpu.tensorcore.selfcheck import check_forms
@@ -72,15 +72,6 @@ class RankArithmetic(TensorCoreArithmetic):
             "weight_bytes": sum(map(_bytes, held)), "kv_bytes": sum(map(_bytes, caches)), "steps": self.steps,
             **process_counts(self.kernels),
         },)  # fmt: skip
-
-
-def rounded(exchange: Exchange) -> Exchange:
-    """What ranks in `free` do: each rounds its sums before they are added, as an all-reduce in bfloat16 does."""
-
-    def meet(sums: Sequence[Sums], count: int, like: torch.Tensor) -> Sums:
-        return {span: one.to(like.dtype).float() for span, one in exchange(sums, count, like).items()}
-
-    return meet
 
 
 def _bytes(tensor: torch.Tensor) -> int:

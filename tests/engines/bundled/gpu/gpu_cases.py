@@ -61,6 +61,19 @@ def batch(
     )
 
 
+def step(pieces: list[tuple[list[int], int, list[int]]]) -> StepBatch:
+    """Pieces of (tokens, first position, pages); the last token's logits of each."""
+    counts = [len(tokens) for tokens, _, _ in pieces]
+    width = max(len(pages) for _, _, pages in pieces)
+    return StepBatch(
+        token=np.array([t for tokens, _, _ in pieces for t in tokens], np.int32),
+        sequence=np.repeat(np.arange(len(pieces), dtype=np.int32), counts),
+        position=np.array([p for tokens, at, _ in pieces for p in range(at, at + len(tokens))], np.int32),
+        page_table=np.array([pages + [-1] * (width - len(pages)) for _, _, pages in pieces], np.int32),
+        wanted=(np.cumsum(counts) - 1).astype(np.int32),
+    )
+
+
 def tokens(seed: int, count: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, 512, count).tolist()
 

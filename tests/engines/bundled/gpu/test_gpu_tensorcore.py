@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_cases import family
+from gpu_cases import family, step
 from matrix_unit import VARIABLE, attention, chain, import_interpreted
 from presence import missing
 
@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a folder up, whe
 
 from engine_cases import evidence, greedy, request, run_all
 
-from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig
 from engines.bundled.kernels.library import load
 from engines.bundled.models.tiny import TinySource
@@ -91,19 +90,6 @@ def arithmetic(name: str = "tensorcore", monkeypatch=None, *, pages: int = 16, s
         keys.fill_(float("nan"))
         values.fill_(float("nan"))
     return made
-
-
-def step(pieces: list[tuple[list[int], int, list[int]]]) -> StepBatch:
-    """Pieces of (tokens, first position, pages); the last token's logits of each."""
-    counts = [len(tokens) for tokens, _, _ in pieces]
-    width = max(len(pages) for _, _, pages in pieces)
-    return StepBatch(
-        token=np.array([t for tokens, _, _ in pieces for t in tokens], np.int32),
-        sequence=np.repeat(np.arange(len(pieces), dtype=np.int32), counts),
-        position=np.array([p for tokens, at, _ in pieces for p in range(at, at + len(tokens))], np.int32),
-        page_table=np.array([pages + [-1] * (width - len(pages)) for _, _, pages in pieces], np.int32),
-        wanted=(np.cumsum(counts) - 1).astype(np.int32),
-    )
 
 
 PROMPT = [(37 * i + 11) % 500 for i in range(21)]

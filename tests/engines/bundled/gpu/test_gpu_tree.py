@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from gpu_cases import family
+from gpu_cases import family, step
 from matrix_unit import VARIABLE, chain, import_interpreted
 from presence import missing
 from resized_model import resized
@@ -20,7 +20,6 @@ except ImportError:
 
 import torch
 
-from engines.bundled.batch import StepBatch
 from engines.bundled.config import EngineConfig
 from engines.bundled.errors import NotSupported
 from engines.bundled.kernels.library import load
@@ -88,19 +87,6 @@ def test_chunks_of_k_follow_the_kv_heads(kv, chunks):
     assert (held_of(3, 4), held_of(3, 2), held_of(6, 4), held_of(12, 8), held_of(9, 8)) == (3, 1, 2, 4, 1)
 
 
-def step(pieces: list[tuple[list[int], int, list[int]]]) -> StepBatch:
-    """Pieces of (tokens, first position, pages); the last token's logits of each."""
-    counts = [len(tokens) for tokens, _, _ in pieces]
-    width = max(len(pages) for _, _, pages in pieces)
-    return StepBatch(
-        token=np.array([t for tokens, _, _ in pieces for t in tokens], np.int32),
-        sequence=np.repeat(np.arange(len(pieces), dtype=np.int32), counts),
-        position=np.array([p for tokens, at, _ in pieces for p in range(at, at + len(tokens))], np.int32),
-        page_table=np.array([pages + [-1] * (width - len(pages)) for _, _, pages in pieces], np.int32),
-        wanted=(np.cumsum(counts) - 1).astype(np.int32),
-    )
-
-
 STEPS = (
     step([(PROMPT[:15], 0, [0, 2, 9]), ([5, 6, 7], 0, [4])]),
     step([([8], 3, [4]), (PROMPT[15:17], 15, [0, 2, 9])]),
@@ -151,15 +137,12 @@ def test_ranks_give_the_bits_of_one_process(monkeypatch, name):
 
 
 def test_ranks_that_round_before_they_add_do_not(monkeypatch):
-    from engines.bundled.gpu.tensorcore.parallel import EmulatedRanks, join_sums
+    from engines.bundled.gpu.tensorcore.parallel import EmulatedRanks, join_sums, rounded
 
     whole = arithmetic(monkeypatch, {"num_key_value_heads": 4, "num_hidden_layers": 1})
     expected = whole.logits(STEPS[0]).clone()
 
-    def rounded(*given):
-        return {span: one.to(torch.bfloat16).float() for span, one in join_sums(*given).items()}
-
-    assert (bits(EmulatedRanks(whole, 4, 10, rounded).logits(STEPS[0])) != bits(expected)).any()
+    assert (bits(EmulatedRanks(whole, 4, 10, rounded(join_sums)).logits(STEPS[0])) != bits(expected)).any()
 
 
 def test_a_lost_sum_is_an_error_and_another_arithmetic_has_no_ranks(monkeypatch):
