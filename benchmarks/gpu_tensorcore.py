@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -32,6 +31,7 @@ import gpu_table
 from gpu_bits import wrong_bits
 
 from engines.bundled_adapter import SPLIT_K_OFF
+from harness.packages import is_installed
 
 HERE = Path(__file__).parent
 Json = dict[str, dict[str, dict[str, float]]]
@@ -92,7 +92,7 @@ def run_arm(arm: Arm, folder: Path, extra: tuple[str, ...], seconds: float) -> d
 
 def left_out(arm: Arm, seconds: float) -> str:
     """Why the arm cannot run in what is left of the budget, or at all; nothing if it can."""
-    if arm.command[0] == VLLM and importlib.util.find_spec("vllm") is None:
+    if arm.command[0] == VLLM and not is_installed("vllm"):
         return "vLLM is not installed here"
     return f"{seconds:.0f} s are left, it takes about {arm.expected}" if seconds < arm.expected else ""
 

@@ -24,6 +24,7 @@ from harness.errors import EngineDied, EngineError, Unsupported
 from harness.fingerprint.file_digests import FileDigests
 from harness.fingerprint.model_files import model_fields
 from harness.fingerprint.software import package_fields
+from harness.packages import is_installed
 from harness.request import Request
 from harness.traces import NO_TOKEN, Traces
 
@@ -235,7 +236,7 @@ def _note(steps: Sequence[Sequence[str]], known: Mapping[str, Answer], first: in
 def start_lifetime(folder: Path, settings: Mapping[str, Scalar]) -> DeepInferLifetime:
     """Starts DeepInfer in this process. `settings` holds every setting. Raises EngineError, Unsupported."""
     refuse_platform(accelerator(), sys.version_info[:2], batch_invariant=settings["batch_invariant"] is True)
-    if importlib.util.find_spec("deepinfer") is None:
+    if not is_installed("deepinfer"):
         raise Unsupported(NOT_INSTALLED)
     from deepinfer._C.engine import RequestOutput
     from deepinfer.entrypoints.llm import LLM

@@ -6,7 +6,6 @@ told as requested here and as resolved by the engine; the server flavour is `eng
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 
 from engines import hf_folders
@@ -15,6 +14,7 @@ from engines.offline_adapter import OfflineAdapter
 from engines.offline_checks import NEEDS_PATH
 from harness.engine import Engine, Replay, Scalar, Setting
 from harness.errors import Unsupported
+from harness.packages import is_installed
 
 NOT_INSTALLED = (
     "SGLang is not installed here: `pip install sglang` on Linux with a GPU; it does not install on a CPU host. "
@@ -99,7 +99,7 @@ class SglangAdapter(OfflineAdapter):
 
     def open(self, model: str, settings: Mapping[str, Scalar]) -> Engine:
         """Starts the engine. Raises EngineError, ModelError, Unsupported."""
-        if importlib.util.find_spec("sglang") is None:
+        if not is_installed("sglang"):
             raise Unsupported(NOT_INSTALLED)
         from engines.sglang_lifetime import start_lifetime
 

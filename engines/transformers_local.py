@@ -7,7 +7,6 @@ way of batching cannot vary is refused while planning, with the reason; the engi
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 
 from engines import hf_folders
@@ -15,6 +14,7 @@ from engines.offline_adapter import OfflineAdapter
 from engines.offline_checks import NEEDS_PATH, default_threads
 from harness.engine import Engine, Replay, Scalar, Setting
 from harness.errors import Unsupported
+from harness.packages import is_installed
 
 NOT_INSTALLED = "transformers is not installed here: `pip install samebits[transformers]`"
 BACKENDS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -123,7 +123,7 @@ class TransformersAdapter(OfflineAdapter):
 
     def open(self, model: str, settings: Mapping[str, Scalar]) -> Engine:
         """Starts the engine. Raises EngineError, ModelError, Unsupported."""
-        if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
+        if not (is_installed("transformers") and is_installed("torch")):
             raise Unsupported(NOT_INSTALLED)
         from engines.transformers_lifetime import start_lifetime
 

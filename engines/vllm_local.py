@@ -6,7 +6,6 @@ build cannot do is refused with the reason; the engine itself is started by `eng
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 
 from engines import vllm_config, vllm_models
@@ -14,6 +13,7 @@ from engines.offline_adapter import offer_axes
 from engines.offline_checks import complete
 from harness.engine import AxisSupport, Engine, ModelFacts, ModelInfo, Rule, Scalar, Setting, Tokenizer
 from harness.errors import Unsupported
+from harness.packages import is_installed
 
 NOT_INSTALLED = (
     "vLLM is not installed here: `make vllm` installs its CPU build beside the CPU build of PyTorch, "
@@ -107,7 +107,7 @@ class VllmAdapter:
 
     def start(self, model: str, configuration: Mapping[str, Scalar]) -> Engine:
         """Starts the engine. Raises EngineError, ModelError, Unsupported."""
-        if importlib.util.find_spec("vllm") is None:
+        if not is_installed("vllm"):
             raise Unsupported(NOT_INSTALLED)
         from engines.vllm_lifetime import start_lifetime
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from types import MappingProxyType
 from harness.cell import Requires
 from harness.engine import Scalar
 from harness.fingerprint.accelerator import count_accelerators
+from harness.packages import is_installed
 
 
 def unmet_requirement(
@@ -22,7 +22,7 @@ def unmet_requirement(
         wanted = " or ".join(requires.devices)
         return f"the cell varies what exists on device={wanted} alone; this run has device={settings['device']}"
     for package in requires.packages:
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             return f"package {package!r} is not installed"
     for program in requires.programs:
         if shutil.which(program) is None:

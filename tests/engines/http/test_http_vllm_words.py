@@ -1,7 +1,6 @@
 """What is sent to vLLM and read from it, held against vLLM's own models of both; no engine is started."""
 
 import dataclasses
-import importlib.util
 import json
 
 import pytest
@@ -14,9 +13,10 @@ from engines.http.dialects.prompt_logprobs import CompletionScorer, VllmScorer
 from engines.http.dialects.vllm_generate import VllmGenerate
 from engines.http.flavours import FLAVOURS
 from engines.vllm_local import NOT_INSTALLED
+from harness.packages import is_installed
 from harness.request import Grammar
 
-if importlib.util.find_spec("vllm") is None:
+if not is_installed("vllm"):
     missing("vllm", NOT_INSTALLED, module=True)
 
 pytestmark = [

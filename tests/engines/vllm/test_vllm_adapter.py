@@ -16,6 +16,7 @@ from engines.vllm_models import ServedModel
 from harness.axis import AXES
 from harness.choose import choose_plan
 from harness.errors import EngineError, Unsupported
+from harness.packages import is_installed
 
 ADAPTER = VllmAdapter()
 DEFAULTS = {setting.name: setting.default for setting in ADAPTER.settings()}
@@ -199,7 +200,7 @@ def test_an_unknown_setting_is_an_error():
         ADAPTER.environment({"max_seqs": 1})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="says what is so without vLLM")
+@pytest.mark.skipif(is_installed("vllm"), reason="says what is so without vLLM")
 def test_without_vllm_a_start_is_unsupported_and_says_how_to_get_it():
     with pytest.raises(Unsupported, match="make vllm"):
         ADAPTER.start("smollm2", {})
